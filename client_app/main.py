@@ -1,0 +1,90 @@
+"""Flower's ``ClientApp``: one handler for each kind of message. No method is named here."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client_app.session import Session, open_session
+from client_app.state import open_store
+from client_app.trainers.base import Trainer
+from task.config import build
+from task.messages import NodeReport
+from task.models.split import parameter_count
+from task.payload import (
+    decode_download,
+    encode_evaluation,
+    encode_node_report,
+    encode_upload,
+)
+
+Result = TypeVar("Result")
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Answer with the facts of this client; builds its model once, so that a bad one is found before round 1."""
+    session = open_session(context)
+    split, labels, classes = session.split, session.dataset.labels, session.num_classes
+    counts = np.bincount(labels[np.concatenate([split.train, split.test])], minlength=classes)
+    held = np.unique(labels[split.train])
+    shared = session.config.federation.report_sizes
+    report = NodeReport(
+        partition=session.node.partition,
+        num_partitions=session.node.num_partitions,
+        model=session.model_name,
+        parameters=parameter_count(session.model),
+        feature_dim=session.config.model.feature_dim,
+        class_names=session.dataset.class_names,
+        device=str(session.device),
+        class_ids=tuple(int(class_id) for class_id in held),
+        train_size=len(split.train) if shared else None,
+        test_size=len(split.test) if shared else None,
+        class_counts=tuple(int(count) for count in counts) if shared else None,
+    )
+    return Message(encode_node_report(report), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Restore the client's model, train it, keep it, and return what the method shares."""
+    session, trainer = _open(message, context)
+    store = open_store(session.config, session.node, context, session.download.session)
+    content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
+    store.save(session.download.round, session.model.state_dict(), session.download.durable_round)
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Test the client's model as it is; nothing is kept."""
+    session, trainer = _open(message, context)
+    report = _within_memory(session, lambda: trainer.evaluate(session))
+    return Message(encode_evaluation(report), reply_to=message)
+
+
+def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
+    session = open_session(context)
+    download = decode_download(message.content, session.num_classes, session.config.model.feature_dim)
+    session.download = download
+    if download.state_round:
+        store = open_store(session.config, session.node, context, download.session)
+        session.restore(store.load(download.state_round))
+    trainer = build(session.config.algorithm.client, "algorithm.client")
+    assert isinstance(trainer, Trainer)
+    return session, trainer
+
+
+def _within_memory(session: Session, work: Callable[[], Result]) -> Result:
+    """Return what ``work`` returns; an exhausted GPU is reported with the client and the settings to lower."""
+    try:
+        return work()
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError(
+            f"client {session.node.partition} ({session.model_name}): out of GPU memory; lower train.batch_size or "
+            "train.eval_batch_size, or raise federation.gpus_per_client so that fewer clients share the GPU"
+        ) from error

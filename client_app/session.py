@@ -1,0 +1,146 @@
+"""Everything that one message needs: configuration, data, model, device, random stream."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from torch import Generator, Tensor
+
+from task.config import NodeSettings, build, load_cached, node_settings
+from task.data.loaders import Batch, ClientData
+from task.data.partition import client_splits
+from task.data.prepare import ImageDataset, prepare
+from task.data.shares import Split
+from task.data.sources import Indices
+from task.messages import Download
+from task.models.assign import build_model, entry_for
+from task.models.split import SplitModel
+from task.schema import Config
+from task.seeding import torch_stream
+
+
+@dataclass
+class Session:
+    """One message of one client. Data and model are made when they are first asked for."""
+
+    config: Config
+    node: NodeSettings
+    dataset: ImageDataset
+    split: Split
+    device: torch.device
+    download: Download = field(default_factory=lambda: Download(0, "none"))
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.dataset.num_classes
+
+    @property
+    def model_name(self) -> str:
+        """The name of the client's entry of the model group."""
+        return str(entry_for(self.config.model, self.node.partition)["name"])
+
+    @cached_property
+    def model(self) -> SplitModel:
+        """The client's model with its first weights, on its device."""
+        model = self._build_model()
+        return self._place(model)
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Make ``state`` the weights and buffers of the model, without initialising it first."""
+        with torch.device("meta"):
+            model = self._build_model()
+        # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
+        # the last bits of a result must not depend on where a state came from.
+        model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+        self.__dict__["model"] = self._place(model)
+
+    def train_batches(self) -> Iterator[Batch]:
+        """Return the shuffled batches of one epoch; every call goes on in the message's random stream."""
+        train = self.config.train
+        return self._train_data.train_batches(
+            train.batch_size,
+            self._generator,
+            shuffle=train.shuffle,
+            drop_last=train.drop_last,
+            has_batchnorm=self.model.has_batchnorm,
+        )
+
+    def all_train_batches(self) -> Iterator[Batch]:
+        """Return all training samples in order, in the batches of evaluation."""
+        return self._train_data.eval_batches(self.config.train.eval_batch_size)
+
+    def test_batches(self) -> Iterator[Batch]:
+        """Return all test samples in order, in the batches of evaluation."""
+        return self._data(self.split.test).eval_batches(self.config.train.eval_batch_size)
+
+    @cached_property
+    def _train_data(self) -> ClientData:
+        return self._data(self.split.train)
+
+    @cached_property
+    def _generator(self) -> Generator:
+        return torch_stream(self.config.seed, "client", self.node.partition, self.download.round)
+
+    def _data(self, indices: Indices) -> ClientData:
+        layout = self.config.train.channels_last
+        return ClientData.from_dataset(self.dataset, indices, self.device, channels_last=layout)
+
+    def _build_model(self) -> SplitModel:
+        return build_model(
+            self.config.model,
+            self.node.partition,
+            num_classes=self.num_classes,
+            image_shape=self.dataset.image_shape,
+            seed=self.config.seed,
+        )
+
+    def _place(self, model: SplitModel) -> SplitModel:
+        layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format
+        return model.to(self.device).to(memory_format=layout)
+
+
+def open_session(context: Context) -> Session:
+    """Return the session of a message, its data prepared and its device chosen.
+
+    Raises
+    ------
+    ValueError
+        A fact of the node or a setting that does not fit, in one line.
+    """
+    overrides = str(context.run_config.get("overrides", ""))
+    config = load_cached(overrides)
+    node = node_settings(context.node_config)
+    wanted = config.federation.num_clients
+    if wanted is not None and wanted != node.num_partitions:
+        raise ValueError(
+            f"client {node.partition}: num-partitions={node.num_partitions} but federation.num_clients={wanted}: "
+            f'in a simulation add --federation-config "num-supernodes={wanted}"'
+        )
+    torch.set_num_threads(config.train.threads)
+    device = choose_device(node.device or config.train.device, node.partition)
+    dataset, splits = _data_of(overrides, node.num_partitions, node.cache_dir)
+    return Session(config, node, dataset, splits[node.partition], device)
+
+
+def choose_device(wanted: str, partition: int) -> torch.device:
+    """Return the device of a client; ``ValueError`` when CUDA is asked for and missing."""
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ValueError(
+            f"client {partition}: train.device=cuda but this process sees no CUDA device; in a simulation set "
+            "federation.gpus_per_client above 0 (e.g. 0.25), or train.device=cpu"
+        )
+    return torch.device("cuda" if wanted != "cpu" and available else "cpu")
+
+
+@lru_cache(maxsize=2)
+def _data_of(overrides: str, num_clients: int, cache_dir: Path | None) -> tuple[ImageDataset, tuple[Split, ...]]:
+    """Return the prepared images and every client's split: once in a process, shared by its messages."""
+    config = load_cached(overrides)
+    folder = cache_dir or (Path(config.data.cache_dir).expanduser() if config.data.cache_dir else None)
+    dataset = prepare(build(config.data.source, "data.source"), folder)
+    return dataset, client_splits(build(config.partition, "partition"), dataset, num_clients, config.seed)

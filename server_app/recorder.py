@@ -1,0 +1,204 @@
+"""The results folder: one line a round as it happens, and tables, prototypes and a summary at the end."""
+
+import csv
+import io
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from server_app.roster import Roster
+from task.config import to_yaml
+from task.messages import PrototypeSet
+from task.schema import Config
+
+ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN = (
+    "rounds.jsonl",
+    "clients.csv",
+    "prototypes.npz",
+    "summary.json",
+    "config.yaml",
+    "run.json",
+)
+CHECKPOINT = "checkpoint"
+PrototypesByClient = dict[int, PrototypeSet]
+
+
+class Recorder:
+    """Writes the results of one run into ``folder``.
+
+    Parameters
+    ----------
+    folder : Path
+        The results folder; made if missing.
+    config : Config
+        The configuration of the run.
+    overrides : str
+        The Hydra overrides that gave it, so that the run can be repeated and resumed.
+    session : str
+        The name of the run in its clients' state folders.
+
+    Raises
+    ------
+    ValueError
+        The folder holds an earlier run, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, config: Config, overrides: str, session: str) -> None:
+        self.folder, self.config = folder, config
+        self.rows: list[dict[str, Any]] = []
+        self.started = time.monotonic()
+        self._own = [folder / name for name in (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN)]
+        used = [path.name for path in self._own if path.exists()]
+        if used and config.resume is None and not config.overwrite:
+            raise ValueError(f"{folder} already holds a run ({used[0]}): give another folder, or overwrite=true")
+        try:
+            if config.resume is None:
+                self._clear()
+            self._write_text(CONFIG, to_yaml(config))
+            run = {
+                "overrides": overrides,
+                "session": session,
+                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "versions": versions(),
+            }
+            self._write_text(RUN, json.dumps(run, indent=2) + "\n")
+            if config.resume is None:
+                self._write_text(ROUNDS, "")
+        except OSError as error:
+            raise ValueError(f"output-dir={str(folder)!r} cannot be written: {error}") from error
+
+    def _clear(self) -> None:
+        for path in self._own:
+            path.unlink(missing_ok=True)
+        (self.folder / CHECKPOINT / "state.safetensors").unlink(missing_ok=True)
+
+    def restore(self, last_round: int) -> PrototypesByClient:
+        """Keep the rows up to ``last_round`` of the run that goes on, and return its clients' last prototypes."""
+        lines = (self.folder / ROUNDS).read_text(encoding="utf-8").splitlines()
+        for line in lines[:last_round]:
+            self.rows.append(json.loads(line))
+        if [row["round"] for row in self.rows] != list(range(1, last_round + 1)):
+            raise ValueError(f"{self.folder / ROUNDS} does not hold rounds 1 to {last_round}: it cannot be resumed")
+        self._write_text(ROUNDS, "".join(line + "\n" for line in lines[:last_round]))
+        (self.folder / SUMMARY).unlink(missing_ok=True)
+        return _read_client_prototypes(self.folder / PROTOTYPES)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add the line of a round; it is on disk when this returns."""
+        self.rows.append(row)
+        with (self.folder / ROUNDS).open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_prototypes(self, global_: PrototypeSet | None, by_client: PrototypesByClient) -> None:
+        """Write the last global prototypes and the last ones of each client; nothing for methods without any."""
+        if global_ is None and not by_client:
+            return
+        width = self.config.model.feature_dim
+        empty = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+        vectors, ids = (global_.vectors.numpy(), global_.class_ids.numpy()) if global_ is not None else empty
+        sets = sorted(by_client.items())
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            global_class_ids=ids,
+            global_vectors=vectors,
+            client_partitions=np.repeat([p for p, _ in sets], [len(s.class_ids) for _, s in sets]).astype(np.int64),
+            client_class_ids=np.concatenate([empty[1], *(s.class_ids.numpy() for _, s in sets)]),
+            client_vectors=np.concatenate([empty[0], *(s.vectors.numpy() for _, s in sets)]),
+        )
+        self._write_bytes(PROTOTYPES, buffer.getvalue())
+
+    def write_clients(self, roster: Roster) -> None:
+        """Write one row a client: facts, last and best accuracy."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        names = "partition name model parameters device train_size test_size classes class_counts"
+        writer.writerow([*names.split(), "last_accuracy", "best_accuracy", "best_round"])
+        for partition, report in roster.reports.items():
+            counts = " ".join(map(str, report.class_counts)) if report.class_counts is not None else ""
+            sizes = ["" if size is None else size for size in (report.train_size, report.test_size)]
+            facts = [partition, f"client-{partition}", report.model, report.parameters, report.device, *sizes]
+            classes = " ".join(map(str, report.class_ids))
+            writer.writerow([*facts, classes, counts, *self._client_accuracy(partition)])
+        self._write_text(CLIENTS, buffer.getvalue())
+
+    def finish(self, status: str, reason: str | None, roster: Roster | None, extra: Mapping[str, Any]) -> None:
+        """Write the summary: status, reason of a failure, last and best accuracy with their rule, totals."""
+        config = self.config
+        scored = [row for row in self.rows if row["accuracy"] is not None]
+        best = max(scored, key=lambda row: (row["accuracy"], -row["round"])) if scored else None
+        summary = {
+            "status": status,
+            "reason": reason,
+            "algorithm": config.algorithm.name,
+            "seed": config.seed,
+            "rounds": config.federation.rounds,
+            "rounds_done": len(self.rows),
+            "num_clients": len(roster) if roster else None,
+            "last_accuracy": scored[-1]["accuracy"] if scored else None,
+            "last_evaluated_round": scored[-1]["round"] if scored else None,
+            "best_accuracy": best["accuracy"] if best else None,
+            "best_round": best["round"] if best else None,
+            **extra,
+            "failures": sum(len(row["failures"]) for row in self.rows),
+            "bytes_up": sum(row["bytes"]["train_up"] + row["bytes"]["evaluate_up"] for row in self.rows),
+            "bytes_down": sum(row["bytes"]["train_down"] + row["bytes"]["evaluate_down"] for row in self.rows),
+            "seconds": round(sum(row["seconds"]["round"] for row in self.rows), 3),
+            "seconds_with_start": round(time.monotonic() - self.started, 3),
+            "versions": versions(),
+            "class_names": list(roster.class_names) if roster else [],
+            "data": config.data.name,
+            "partition": dict(config.partition),
+            "model": config.model.name,
+        }
+        self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+    def _client_accuracy(self, partition: int) -> list[Any]:
+        """Return last accuracy, best accuracy and best round of a client, empty where it has none."""
+        found = [(row["client_accuracy"].get(str(partition)), row["round"]) for row in self.rows]
+        scores = [(accuracy, number) for accuracy, number in found if accuracy is not None]
+        if not scores:
+            return ["", "", ""]
+        best, number = max(scores, key=lambda score: (score[0], -score[1]))
+        return [scores[-1][0], best, number]
+
+    def _write_text(self, name: str, text: str) -> None:
+        self._write_bytes(name, text.encode())
+
+    def _write_bytes(self, name: str, data: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{name}.{os.getpid()}"
+        temporary.write_bytes(data)
+        os.replace(temporary, self.folder / name)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("protofed", "flwr", "torch", "torchvision", "numpy", "ray", "hydra-core"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _read_client_prototypes(path: Path) -> PrototypesByClient:
+    if not path.is_file():
+        return {}
+    with np.load(path, allow_pickle=False) as arrays:
+        owners, ids, vectors = (arrays[f"client_{part}"] for part in ("partitions", "class_ids", "vectors"))
+    return {
+        int(owner): PrototypeSet(torch.from_numpy(ids[owners == owner]), torch.from_numpy(vectors[owners == owner]))
+        for owner in np.unique(owners)
+    }

@@ -1,0 +1,1 @@
+"""One file a method; ``base.py`` holds what all of them share."""

@@ -1,0 +1,242 @@
+"""What every method's server half shares: sampling, decoding, failures, evaluation, records, checkpoints.
+
+A leaf is a dataclass of settings with three methods: ``init_state``, ``downlink``, ``absorb``. A method's state is a
+plain ``dict`` of named tensors, so a leaf is tested without Flower and its checkpoint is one safetensors file.
+"""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING, getLogger
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Generator, Tensor
+
+from server_app.checkpoint import Checkpoint, save_checkpoint
+from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
+from server_app.roster import Roster, reason_of
+from task.messages import Download, EvaluationReport, Expected, PrototypeSet, Upload
+from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
+from task.schema import Config
+from task.seeding import stream, torch_stream
+
+LOG = getLogger("flwr")
+State = dict[str, Tensor]
+Reply = TypeVar("Reply", Upload, EvaluationReport)
+
+
+@dataclass
+class Run:
+    """One run as a strategy sees it: who, where, and how far it is."""
+
+    config: Config
+    roster: Roster
+    recorder: Recorder
+    session: str
+    device: torch.device
+    done: int = 0
+    state: State = field(default_factory=dict)
+    state_rounds: dict[int, int] = field(default_factory=dict)
+    client_prototypes: PrototypesByClient = field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.roster.class_names)
+
+
+class RoundStrategy(Strategy):
+    """Flower's ``Strategy`` for methods whose server does three things: begin, send, absorb."""
+
+    run: Run
+
+    @abstractmethod
+    def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
+        """Return the method's state before round 1 for C classes and features of width K."""
+
+    @abstractmethod
+    def downlink(self, state: State) -> PrototypeSet | None:
+        """Return what clients receive, None when there is nothing (yet)."""
+
+    @abstractmethod
+    def absorb(
+        self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device
+    ) -> tuple[State, dict[str, float]]:
+        """Return the state after a round's ``uploads`` (ascending by partition), and metrics of the method."""
+
+    def bind(self, run: Run) -> None:
+        """Take the run; must come before ``start``. Gives the run its first state unless it is resumed."""
+        self.run, self._durable = run, run.done
+        if not run.done:
+            rng = torch_stream(run.config.seed, "server", "init")
+            run.state = self.init_state(run.num_classes, run.config.model.feature_dim, rng)
+        self._row: dict[str, Any] = {}
+        self._clock = time.monotonic()
+        self._sent: dict[int, tuple[int, int]] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample the round's clients and address the method's download to each."""
+        number = self.run.done + 1
+        sampled = self._sample(number)
+        self._row = {"round": number, "sampled": sampled, "failures": [], "seconds": {}, "metrics": {}}
+        self._row["bytes"] = dict.fromkeys(("train_down", "train_up", "evaluate_down", "evaluate_up"), 0)
+        self._began = self._clock = time.monotonic()
+        return self._address(sampled, number, "train")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decode the replies in order of partition and let the method absorb them."""
+        self._lap("train")
+        uploads = self._collect(replies, "train", decode_upload)
+        self._stop_if_needed(uploads)
+        number = self._row["round"]
+        for upload in uploads:
+            self.run.state_rounds[upload.partition] = number
+            if upload.prototypes is not None:
+                self.run.client_prototypes[upload.partition] = upload.prototypes
+        rng = torch_stream(self.run.config.seed, "server", number)
+        self.run.state, metrics = self.absorb(self.run.state, uploads, rng, self.run.device)
+        self._row["metrics"] = metrics | _means([upload.metrics for upload in uploads], "train_")
+        self._lap("server")
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the newest download to every client, in the rounds in which evaluation is due."""
+        federation, number = self.run.config.federation, self._row["round"]
+        due = number % federation.evaluate_every == 0 or number == federation.rounds
+        return self._address(list(self.run.roster), number, "evaluate") if due else []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' accuracies and write the line of the round."""
+        reports = self._collect(replies, "evaluate", decode_evaluation) if self._sent else []
+        self._lap("evaluate")
+        self._row |= summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
+        self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
+        self.run.recorder.append(self._row)
+        self.run.done = self._row["round"]
+        accuracy = "not evaluated" if self._row["accuracy"] is None else f"{self._row['accuracy']:.4f}"
+        LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
+        if self.run.done % self.run.config.federation.checkpoint_every == 0:
+            self.checkpoint()
+        return None
+
+    def checkpoint(self) -> None:
+        """Make the run resumable from the round just done."""
+        run = self.run
+        run.recorder.write_prototypes(self.downlink(run.state), run.client_prototypes)
+        run.recorder.write_clients(run.roster)
+        durable = Checkpoint(run.done, run.session, dict(sorted(run.state_rounds.items())))
+        save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
+        self._durable = run.done
+
+    def summary(self) -> None:
+        """Log who takes part."""
+        LOG.log(INFO, "%s with %d clients", self.run.config.algorithm.name, len(self.run.roster))
+
+    def _sample(self, number: int) -> list[int]:
+        """Draw the partitions of a round: a named stream over partition ids, never over Flower's random node ids."""
+        partitions = list(self.run.roster)
+        size = max(1, math.floor(self.run.config.federation.participation * len(partitions) + 1e-9))
+        drawn = stream(self.run.config.seed, "sample", number).choice(partitions, size, replace=False)
+        return sorted(int(partition) for partition in drawn)
+
+    def _address(self, partitions: list[int], number: int, phase: str) -> list[Message]:
+        run, messages = self.run, []
+        prototypes = self.downlink(run.state)
+        self._sent = {}
+        for partition in partitions:
+            download = Download(number, run.session, run.state_rounds.get(partition, 0), self._durable, prototypes)
+            content = encode_download(download)
+            kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
+            node = run.roster.node_ids[partition]
+            messages.append(Message(content, dst_node_id=node, message_type=kind, group_id=str(number)))
+            self._sent[node] = (partition, nbytes(content))
+        self._row["bytes"][f"{phase}_down"] = sum(size for _, size in self._sent.values())
+        return messages
+
+    def _collect(
+        self, replies: Iterable[Message], phase: str, decode: Callable[[RecordDict, Expected], Reply]
+    ) -> list[Reply]:
+        """Return the good replies, ascending by partition; note the reason of every other."""
+        good, waiting = [], dict(self._sent)
+        for reply in replies:
+            partition, _ = waiting.pop(reply.metadata.src_node_id, (None, 0))
+            if partition is None:
+                continue  # nobody asked this node, or it answered already
+            try:
+                if reply.has_error():
+                    raise ValueError(reason_of(reply))
+                self._row["bytes"][f"{phase}_up"] += nbytes(reply.content)
+                width = self.run.config.model.feature_dim
+                expected = Expected(partition, self._row["round"], self.run.num_classes, width)
+                good.append(decode(reply.content, expected))
+            except ValueError as error:
+                self._fail(partition, phase, str(error))
+        for partition, _ in waiting.values():
+            self._fail(partition, phase, "no reply within federation.round_timeout")
+        self._sent = {}
+        self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
+        return sorted(good, key=lambda reply: reply.partition)
+
+    def _fail(self, partition: int, phase: str, reason: str) -> None:
+        LOG.log(WARNING, "round %d: client %d failed to %s: %s", self._row["round"], partition, phase, reason)
+        self._row["failures"].append({"partition": partition, "phase": phase, "reason": reason})
+
+    def _stop_if_needed(self, uploads: Sequence[Upload]) -> None:
+        federation, failures = self.run.config.federation, self._row["failures"]
+        reason = f"; client {failures[0]['partition']}: {failures[0]['reason']}" if failures else ""
+        place = f"round {self._row['round']}: "
+        if failures and federation.on_failure == "stop":
+            raise RuntimeError(f"{place}{len(failures)} clients failed and federation.on_failure=stop{reason}")
+        if len(uploads) < federation.min_replies:
+            wanted = f"federation.min_replies={federation.min_replies}"
+            raise RuntimeError(f"{place}{len(uploads)} good replies, {wanted} are needed{reason}")
+
+    def _lap(self, phase: str) -> None:
+        now = time.monotonic()
+        self._row["seconds"][phase], self._clock = round(now - self._clock, 4), now
+
+
+def summarise(reports: Sequence[EvaluationReport], inference: str, by_samples: bool) -> dict[str, Any]:
+    """Return the accuracy fields of a round's line.
+
+    The mean is weighted by test samples, or plain over clients when they keep their sizes to themselves. The
+    standard deviation is over clients, unweighted. Clients without test data are left out and counted. Where the
+    rule is ``prototype`` and no prototypes exist, the accuracy is None: not available, which is not zero.
+    """
+    tested = [report for report in reports if "loss" in report.metrics]
+    weights = [(report.examples or 1) if by_samples else 1 for report in tested]
+    fields: dict[str, Any] = {}
+    for name in ("accuracy-head", "accuracy-prototype", "loss"):
+        complete = bool(tested) and all(name in report.metrics for report in tested)
+        values = [report.metrics[name] for report in tested] if complete else []
+        fields[name.replace("-", "_")] = float(np.average(values, weights=weights)) if values else None
+    chosen = f"accuracy-{inference}"
+    known = fields[chosen.replace("-", "_")] is not None
+    return {
+        "accuracy": fields[chosen.replace("-", "_")],
+        "accuracy_std": float(np.std([report.metrics[chosen] for report in tested])) if known else None,
+        "rule": inference,
+        **fields,
+        "clients_evaluated": len(tested),
+        "clients_without_test": len(reports) - len(tested),
+        "client_accuracy": {str(r.partition): r.metrics[chosen] for r in tested} if known else {},
+    }
+
+
+def _means(metrics: Sequence[Any], prefix: str) -> dict[str, float]:
+    """Return the plain mean over clients of each metric that at least one of them sent."""
+    names = sorted({name for each in metrics for name in each})
+    return {prefix + name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}

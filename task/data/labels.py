@@ -1,0 +1,79 @@
+"""Labels of any kind become 0..C-1, in one mapping that all clients share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def encode_labels(
+    labels: npt.NDArray[Any], class_names: Sequence[str] | None = None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...], dict[str, int]]:
+    """Map labels to class indices by sorted order.
+
+    Where the source names its classes, integers 0..C-1 and the names themselves keep their place in that
+    list, so a class without a single sample stays a class.
+
+    Parameters
+    ----------
+    labels
+        ``(N,)`` integers, whole floats or strings.
+    class_names
+        The names of the C classes, or None for the labels found.
+
+    Returns
+    -------
+    tuple
+        ``(N,)`` int64 class indices, the C class names, and the mapping original label -> index.
+
+    Raises
+    ------
+    ValueError
+        Naming the label, when it is not whole, not a number, or has no class.
+    """
+    plain = _plain(labels)
+    found, inverse = np.unique(plain, return_inverse=True)
+    inverse = inverse.reshape(-1).astype(np.int64)
+    originals = [str(label) for label in found]
+    if class_names is None:
+        return inverse, tuple(originals), {label: index for index, label in enumerate(originals)}
+    names = tuple(class_names)
+    if len(set(names)) != len(names):
+        raise ValueError("class names must be different from one another")
+    positions = _positions(found, names)
+    mapping = {label: int(position) for label, position in zip(originals, positions, strict=True)}
+    return positions[inverse], names, mapping
+
+
+def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return labels as int64 or as strings."""
+    if labels.ndim != 1:
+        raise ValueError(f"labels must be one number or name for each image, got shape {labels.shape}")
+    if np.issubdtype(labels.dtype, np.floating):
+        wrong = np.flatnonzero(~np.isfinite(labels) | (labels != np.floor(labels)))
+        if wrong.size:
+            raise ValueError(f"label {labels[wrong[0]]} of sample {wrong[0]} is not a whole number")
+        return labels.astype(np.int64)
+    if labels.dtype.kind in "biu":
+        return labels.astype(np.int64)
+    if labels.dtype.kind == "S":
+        return np.char.decode(labels, "utf-8")
+    if labels.dtype.kind == "U":
+        return labels
+    raise ValueError(f"labels must be whole numbers or strings, got type {labels.dtype}")
+
+
+def _positions(found: npt.NDArray[Any], names: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Return the class index of each distinct label, given in sorted order."""
+    if found.dtype.kind == "U":
+        unknown = [str(label) for label in found if str(label) not in names]
+        if unknown:
+            raise ValueError(f"label {unknown[0]!r} is not among the {len(names)} class names")
+        return np.array([names.index(str(label)) for label in found], dtype=np.int64)
+    if found.size == 0 or (found[0] >= 0 and found[-1] < len(names)):
+        return found.astype(np.int64)
+    if len(found) == len(names):
+        return np.arange(len(names), dtype=np.int64)
+    outside = found[0] if found[0] < 0 else found[-1]
+    raise ValueError(f"label {outside} is outside 0..{len(names) - 1}, the range of the {len(names)} classes")

@@ -1,0 +1,218 @@
+"""Data sets that torchvision knows how to find, download and decode.
+
+torchvision itself unpickles the CIFAR files; it checks their MD5 sums first, and that is its own affair:
+point ``root`` only at folders that you trust.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from filelock import FileLock
+
+from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
+
+ROOT_KEY = "data.source.root"
+
+
+@dataclass(frozen=True)
+class VisionSource(Source):
+    """What all torchvision sources share.
+
+    Parameters
+    ----------
+    root
+        Absolute path of the folder that holds (or gets) torchvision's files.
+    download
+        Whether missing files may be fetched from the network.
+    """
+
+    root: str
+    download: bool = False
+
+    # Class in torchvision.datasets, its folder below root, and (arguments, is this the test split).
+    kind: ClassVar[str]
+    folder: ClassVar[str]
+    parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
+        ({"train": True}, False),
+        ({"train": False}, True),
+    )
+
+    def __post_init__(self) -> None:
+        absolute_path(self.root, ROOT_KEY)
+
+    def files(self) -> Iterable[Path]:
+        """Return every file of the data set below the root."""
+        folder = absolute_path(self.root, ROOT_KEY) / self.folder
+        return (path for path in folder.rglob("*") if path.is_file())
+
+    def fetch(self) -> None:
+        """Download what is missing when ``download`` is on; one process at a time.
+
+        A mark in the root says that all files have been checked, because that takes seconds for large sets.
+
+        Raises
+        ------
+        ValueError
+            When the folder cannot be written or the download fails.
+        """
+        root = absolute_path(self.root, ROOT_KEY)
+        mark = root / f".{self.folder}.checked"
+        if not self.download or mark.exists():
+            return
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with FileLock(root / f".{self.folder}.lock"):
+                if not mark.exists():
+                    for arguments, _ in self.parts:
+                        self._open(arguments, download=True)
+                    mark.touch()
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{ROOT_KEY}: {self.kind} cannot be downloaded to {root} ({reason})") from error
+
+    def read(self) -> RawImages:
+        """Read all splits into memory."""
+        images, labels, is_test = [], [], []
+        class_names: tuple[str, ...] | None = None
+        for arguments, test in self.parts:
+            dataset = self._open(arguments, download=False)
+            part_images, part_labels = self.arrays(dataset)
+            images.append(part_images)
+            labels.append(part_labels)
+            is_test.append(np.full(len(part_labels), test))
+            names = getattr(dataset, "classes", None)
+            class_names = tuple(str(name) for name in names) if names else class_names
+        return RawImages(np.concatenate(images), np.concatenate(labels), np.concatenate(is_test), class_names)
+
+    def _open(self, arguments: dict[str, Any], download: bool) -> Any:
+        """Return the torchvision data set, or say in one line what is missing."""
+        import torchvision
+
+        root = absolute_path(self.root, ROOT_KEY)
+        try:
+            return getattr(torchvision.datasets, self.kind)(str(root), download=download, **arguments)
+        except (OSError, RuntimeError) as error:
+            if download:
+                raise
+            raise ValueError(
+                f"{ROOT_KEY}: {self.kind} is missing or broken in {root}; put torchvision's files there or "
+                f"set data.source.download=true"
+            ) from error
+
+    @abstractmethod
+    def arrays(self, dataset: Any) -> tuple[Array, Array]:
+        """Return images ``(N, H, W)`` or ``(N, H, W, ch)`` uint8 and labels ``(N,)`` of one split."""
+
+
+@dataclass(frozen=True)
+class Mnist(VisionSource):
+    """MNIST: 70,000 images, 28x28, 10 classes."""
+
+    kind: ClassVar[str] = "MNIST"
+    folder: ClassVar[str] = "MNIST"
+
+    def arrays(self, dataset: Any) -> tuple[Array, Array]:
+        """Return the tensors that torchvision holds."""
+        return np.asarray(dataset.data), np.asarray(dataset.targets)
+
+
+@dataclass(frozen=True)
+class FashionMnist(Mnist):
+    """Fashion-MNIST: 70,000 images, 28x28, 10 classes."""
+
+    kind: ClassVar[str] = "FashionMNIST"
+    folder: ClassVar[str] = "FashionMNIST"
+
+
+@dataclass(frozen=True)
+class Cifar10(Mnist):
+    """CIFAR-10: 60,000 images, 3x32x32, 10 classes."""
+
+    kind: ClassVar[str] = "CIFAR10"
+    folder: ClassVar[str] = "cifar-10-batches-py"
+
+
+@dataclass(frozen=True)
+class Cifar100(Mnist):
+    """CIFAR-100: 60,000 images, 3x32x32, 100 classes."""
+
+    kind: ClassVar[str] = "CIFAR100"
+    folder: ClassVar[str] = "cifar-100-python"
+
+
+@dataclass(frozen=True)
+class Stl10(VisionSource):
+    """The labelled part of STL-10: 5,000 + 8,000 images, 3x96x96, 10 classes.
+
+    Parameters
+    ----------
+    resize
+        Edge length in pixels, or null for the original 96.
+    """
+
+    resize: int | None = None
+
+    kind: ClassVar[str] = "STL10"
+    folder: ClassVar[str] = "stl10_binary"
+    parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
+        ({"split": "train"}, False),
+        ({"split": "test"}, True),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_resize(self.resize)
+
+    def arrays(self, dataset: Any) -> tuple[Array, Array]:
+        """Return the arrays that torchvision holds, channels moved last."""
+        images = np.asarray(dataset.data).transpose(0, 2, 3, 1)
+        if self.resize is not None:
+            images = np.stack([_square(image, self.resize) for image in images])
+        return images, np.asarray(dataset.labels)
+
+
+@dataclass(frozen=True)
+class Flowers102(VisionSource):
+    """Flowers102: 8,189 images of any size, 102 classes; resized to a square as PFLlib does.
+
+    Parameters
+    ----------
+    resize
+        Edge length in pixels.
+    """
+
+    resize: int = 64
+
+    kind: ClassVar[str] = "Flowers102"
+    folder: ClassVar[str] = "flowers-102"
+    parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
+        ({"split": "train"}, False),
+        ({"split": "val"}, False),
+        ({"split": "test"}, True),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_resize(self.resize)
+
+    def arrays(self, dataset: Any) -> tuple[Array, Array]:
+        """Decode and resize every image."""
+        images, labels = [], []
+        for index in range(len(dataset)):
+            image, label = dataset[index]
+            images.append(_square(np.asarray(image.convert("RGB")), self.resize))
+            labels.append(int(label))
+        return np.stack(images), np.asarray(labels, dtype=np.int64)
+
+
+def _square(image: Array, size: int) -> Array:
+    """Resize ``(H, W, 3)`` uint8 to ``(size, size, 3)``, bilinear."""
+    from PIL import Image
+
+    return np.asarray(
+        Image.fromarray(np.ascontiguousarray(image)).resize((size, size), Image.Resampling.BILINEAR)
+    )

@@ -1,0 +1,281 @@
+"""The console script ``protofed``: a run or a sweep through ``flwr run``, with progress and an honest end.
+
+Exit status: 0 completed, 1 failed, 2 refused before the start, 3 completed with losses, 130 interrupted.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from task.comparison import group_runs
+from task.config import CONF_DIR, load
+from task.jobs import Job, absolute, cpu_cores, create_folder, is_source_path, plan, quoted, write_failure
+from task.progress import Progress, last_error
+from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED, read_summary
+from task.results import read_run
+from task.superlink import LocalSuperLink, SuperLinkError
+from task.tables import client_table, markdown_table, summary_lines
+
+INTERRUPTED = "interrupted"
+NOT_STARTED = "not started"
+EXIT_CODES = {COMPLETED: 0, COMPLETED_WITH_LOSSES: 3, FAILED: 1, INTERRUPTED: 130, NOT_STARTED: 1}
+REFUSED = 2
+POLL = 0.2  # seconds between two looks at a run
+# Hydra only takes the command line apart here: it makes no folder, no log and no file.
+_QUIET_HYDRA = (
+    "hydra.run.dir=.",
+    "hydra.output_subdir=null",
+    "hydra.sweep.subdir=.",
+    "hydra.job.chdir=false",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+_SHOWS_ONLY = frozenset(
+    ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, and why if it did not complete."""
+
+    job: Job
+    folder: Path | None
+    status: str
+    reason: str | None = None
+
+
+def main() -> None:
+    """Do what the command line asks for, and exit with the status that it deserves."""
+    here = Path.cwd()
+    try:
+        commands = [[absolute_word(word, here) for word in words] for words in expand(sys.argv[1:])]
+        jobs = [plan(words, here, cpu_cores()) for words in commands]
+    except ValueError as error:
+        print(f"protofed: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
+    sys.exit(run_all(jobs, here) if jobs else 0)
+
+
+def expand(arguments: Sequence[str]) -> list[list[str]]:
+    """Let Hydra read the command line; return the overrides of each job, none if it only showed things.
+
+    Raises
+    ------
+    ValueError
+        One line for what Hydra does not accept.
+    """
+    jobs: list[list[str]] = []
+
+    def collect(_: DictConfig) -> None:
+        jobs.append(list(HydraConfig.get().overrides.task))
+
+    shows_only = any(word.split("=")[0] in _SHOWS_ONLY for word in arguments)
+    with tempfile.TemporaryDirectory() as sweep:
+        extra = [] if shows_only else [*_QUIET_HYDRA, f"hydra.sweep.dir={sweep}"]
+        with _as_command_line([*arguments, *extra]):
+            try:
+                hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(collect)()
+            except (HydraException, OmegaConfBaseException) as error:
+                raise ValueError(_better_message(error, arguments)) from error
+    return jobs
+
+
+def run_all(jobs: Sequence[Job], here: Path) -> int:
+    """Run ``jobs`` one after the other below one SuperLink, report them, and return the exit status."""
+    outcomes: list[Outcome] = []
+    with _signals_interrupt():
+        try:
+            with LocalSuperLink() as link:
+                for number, job in enumerate(jobs, 1):
+                    if len(jobs) > 1:
+                        print(f"job {number}/{len(jobs)}: {' '.join(job.typed)}", flush=True)
+                    outcomes.append(run_one(job, link, here))
+                    _report(outcomes[-1], full=len(jobs) == 1)
+                    if outcomes[-1].status == INTERRUPTED:
+                        break
+        except KeyboardInterrupt:  # before or after a job
+            outcomes += [Outcome(job, None, INTERRUPTED, INTERRUPTED) for job in jobs[len(outcomes) :][:1]]
+        except SuperLinkError as error:
+            print(f"protofed: {error}", file=sys.stderr)
+    outcomes += [Outcome(job, None, NOT_STARTED) for job in jobs[len(outcomes) :]]
+    if len(jobs) > 1:
+        _report_sweep(outcomes)
+    return exit_status([outcome.status for outcome in outcomes])
+
+
+def run_one(job: Job, link: LocalSuperLink, here: Path) -> Outcome:
+    """Run one ``job`` to its end, showing its progress."""
+    try:
+        folder = create_folder(job, here)
+    except OSError as error:
+        return Outcome(job, None, FAILED, f"no results folder: {error}")
+    print(f"results: {folder}", flush=True)
+    log, before = folder / "flower.log", _stamp(folder / "summary.json")
+    waiting_for = f"starting Ray and {job.num_clients} simulated clients"
+    progress = Progress(folder, job.config.federation.rounds, waiting_for)
+    run_config = {"overrides": shlex.join(job.overrides), "output-dir": str(folder)}
+    interrupted = False
+    try:
+        _watch(link.submit(run_config, job.federation_config(cpu_cores()), log), progress)
+    except KeyboardInterrupt:
+        interrupted = True
+        with _signals_ignored():
+            print("interrupted: stopping the run", flush=True)
+            link.stop_run(log)
+    fresh = _stamp(folder / "summary.json") != before
+    return _conclude(job, folder, fresh, interrupted, progress.done)
+
+
+def exit_status(statuses: Sequence[str]) -> int:
+    """Return the exit status of a command whose jobs ended so: that of the worst one."""
+    by_badness = (INTERRUPTED, FAILED, NOT_STARTED, COMPLETED_WITH_LOSSES, COMPLETED)
+    worst = min(statuses, key=by_badness.index)
+    return EXIT_CODES[worst]
+
+
+def absolute_word(word: str, here: Path) -> str:
+    """Return the override ``word``, a path of a data source made absolute as seen from ``here``."""
+    parsed = OverridesParser.create().parse_override(word)
+    value = parsed.value()
+    if not is_source_path(parsed.key_or_group) or not isinstance(value, str) or not value:
+        return word
+    return f"{word.partition('=')[0]}={quoted(str(absolute(value, here)))}"
+
+
+def _watch(process: subprocess.Popen[bytes], progress: Progress) -> None:
+    """Show progress until ``process`` ends."""
+    while True:
+        ended = process.poll() is not None
+        for line in progress.lines():
+            print(line, flush=True)
+        if ended:
+            return
+        time.sleep(POLL)
+
+
+def _conclude(job: Job, folder: Path, fresh: bool, interrupted: bool, rounds_done: int) -> Outcome:
+    """Read how the run that has just ended went; ``fresh`` says whether it wrote a summary."""
+    log = folder / "flower.log"
+    reason = INTERRUPTED if interrupted else last_error(log)
+    try:
+        summary = read_summary(folder / "summary.json")
+    except ValueError as error:
+        summary, reason = {"status": FAILED}, str(error)
+    completed = summary["status"] in (COMPLETED, COMPLETED_WITH_LOSSES)
+    if interrupted or not (fresh and completed):
+        if fresh and not interrupted:
+            reason = summary.get("reason") or reason
+        # The summary of a completed run stays as it is, also when going on with it failed.
+        if not completed:
+            write_failure(folder, job, reason, rounds_done)
+        return Outcome(job, folder, INTERRUPTED if interrupted else FAILED, reason)
+    return Outcome(job, folder, summary["status"], summary.get("reason"))
+
+
+def _report(outcome: Outcome, full: bool) -> None:
+    """Print how a job ended: with its clients when ``full``, in one line otherwise."""
+    if outcome.status in (COMPLETED, COMPLETED_WITH_LOSSES) and outcome.folder is not None:
+        run = read_run(outcome.folder)
+        lines = [client_table(run), "", *summary_lines(run)] if full else summary_lines(run)[:3]
+        print("\n".join(lines), flush=True)
+        return
+    reason = f": {outcome.reason}" if outcome.reason and outcome.reason != outcome.status else ""
+    print(f"{outcome.status}{reason}", file=sys.stderr, flush=True)
+    if outcome.folder is not None and outcome.status == FAILED:
+        print(f"Flower's log: {outcome.folder / 'flower.log'}", file=sys.stderr, flush=True)
+
+
+def _report_sweep(outcomes: Sequence[Outcome]) -> None:
+    """Print one line a job, and the table of means over seeds of those that completed."""
+    print()
+    width = max(len(outcome.status) for outcome in outcomes)
+    for number, outcome in enumerate(outcomes, 1):
+        place = outcome.folder or outcome.reason or ""
+        print(f"{number:3}  {outcome.status:<{width}}  {' '.join(outcome.job.typed)}  {place}")
+    runs = [read_run(outcome.folder) for outcome in outcomes if outcome.folder is not None]
+    complete = [run for run in runs if run.is_complete]
+    if complete:
+        print("\n" + markdown_table(group_runs(complete)[0]))
+
+
+def _better_message(error: Exception, arguments: Sequence[str]) -> str:
+    """Return the message of Hydra's ``error`` in one line, with the nearest known settings where we can."""
+    text = " ".join(str(error).split())
+    if "Ambiguous value" in text:
+        return text
+    try:
+        load([word for word in arguments if not word.startswith("-")])
+    except ValueError as ours:
+        return str(ours)
+    return text
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return what changes when ``file`` is written; None where there is no file."""
+    if not file.exists():
+        return None
+    facts = file.stat()
+    return facts.st_mtime_ns, facts.st_ino
+
+
+@contextmanager
+def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Let Hydra see ``arguments`` as those of the program, and raise its errors instead of printing them."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [sys.argv[0], *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let every signal that asks for an end raise ``KeyboardInterrupt``, like Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handling(interrupt):
+        yield
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Let nothing break the cleaning up, which takes a limited time."""
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,0 +1,52 @@
+"""Losses that two or more methods use."""
+
+import torch
+from torch import Tensor
+
+from task.prototypes import class_means
+
+
+def class_mean_distance(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tensor, known_C: Tensor) -> Tensor:
+    """Return the mean over the classes of a batch of the distance between class mean and global prototype.
+
+    This is the mini-batch form of ``E_c |P_i^c - P^c|_2``: every class counts alike, however many of the
+    samples it has. Classes without a global prototype are left out.
+
+    Parameters
+    ----------
+    feats_BK : Tensor
+        ``(B, K)`` features with gradient.
+    labels_B : Tensor
+        ``(B,)`` int64 labels.
+    protos_CK : Tensor
+        ``(C, K)`` global prototypes, without gradient.
+    known_C : Tensor
+        ``(C,)`` bool: classes that have a global prototype.
+
+    Returns
+    -------
+    Tensor
+        A scalar; 0 when no class of the batch has a prototype.
+
+    References
+    ----------
+    FedTGP, local objective; FedProto, local objective.
+    """
+    means_CK, present_C = class_means(feats_BK, labels_B, len(protos_CK))
+    counted_C = present_C & known_C
+    # vector_norm has gradient 0 at distance 0, where a square root has none.
+    distances_C = torch.linalg.vector_norm(means_CK - protos_CK, dim=1)
+    total: Tensor = (distances_C * counted_C).sum()
+    return total / counted_C.sum().clamp(min=1)
+
+
+def sample_squared_error(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tensor, known_C: Tensor) -> Tensor:
+    """Return the mean squared difference between each sample's feature and the prototype of its class.
+
+    The form of the authors' public code: a mean over B and K, so its scale shrinks as 1/K. Samples whose class
+    has no global prototype add 0 and still count in the mean.
+
+    Parameters and return value are those of ``class_mean_distance``.
+    """
+    targets_BK = torch.where(known_C[labels_B].unsqueeze(1), protos_CK[labels_B], feats_BK.detach())
+    return (feats_BK - targets_BK).square().mean()

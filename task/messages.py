@@ -1,0 +1,97 @@
+"""The messages between server and clients as plain dataclasses; ``task/payload.py`` puts them on the wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PrototypeSet:
+    """Prototypes of some classes: ``class_ids`` ``(n,)`` int64, ``vectors`` ``(n, K)`` float32.
+
+    ``counts`` ``(n,)`` int64 is the number of samples behind each, for methods that weight by it; FedTGP leaves it
+    empty, so that no sample count leaves a client.
+    """
+
+    class_ids: Tensor
+    vectors: Tensor
+    counts: Tensor | None = None
+
+    def dense(self, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return ``(C, K)`` vectors, zero where a class has none, and the ``(C,)`` bool mask of those that do."""
+        vectors_CK = self.vectors.new_zeros(num_classes, self.vectors.shape[1])
+        known_C = torch.zeros(num_classes, dtype=torch.bool)
+        vectors_CK[self.class_ids] = self.vectors
+        known_C[self.class_ids] = True
+        return vectors_CK, known_C
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a client receives: the round (from 1), the run's ``session``, and global prototypes if there are any.
+
+    ``state_round`` is the round whose training made the client's current private state, 0 for none: a client that
+    cannot find exactly that state must say so instead of starting anew. ``durable_round`` is the round that the
+    server could go on from after a crash; client states that are no longer needed for that may be deleted.
+    """
+
+    round: int
+    session: str
+    state_round: int = 0
+    durable_round: int = 0
+    prototypes: PrototypeSet | None = None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client returns from training: prototypes if its method has them, and the losses it saw."""
+
+    partition: int
+    round: int
+    prototypes: PrototypeSet | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What a client returns from evaluation: accuracies in [0, 1] by rule, and the loss; empty without test data.
+
+    ``examples`` is the number of test samples, None when the client keeps its sizes to itself.
+    """
+
+    partition: int
+    round: int
+    examples: int | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """Facts of one client, asked once before round 1. Sizes are None when the client keeps them to itself.
+
+    ``class_names`` has C entries, as does ``class_counts`` (training and test samples together).
+    """
+
+    partition: int
+    num_partitions: int
+    model: str
+    parameters: int
+    feature_dim: int
+    class_names: tuple[str, ...]
+    device: str
+    class_ids: tuple[int, ...]
+    train_size: int | None = None
+    test_size: int | None = None
+    class_counts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the server expects of a reply: who sent it, in which round, C and K."""
+
+    partition: int
+    round: int
+    num_classes: int
+    feature_dim: int

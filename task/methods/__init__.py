@@ -1,0 +1,1 @@
+"""One file a paper: its mathematics as free functions on tensors."""

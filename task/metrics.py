@@ -1,0 +1,108 @@
+"""The only evaluation loop: accuracy by head and by nearest prototype, and loss, in one pass."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from task.models.split import SplitModel
+from task.prototypes import class_sums, nearest_prototype
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What an evaluation found: shares of right answers in [0, 1] and the mean cross-entropy (nats).
+
+    ``by_prototype`` is None when there were no global prototypes; ``examples`` is the number of samples.
+    """
+
+    examples: int
+    by_head: float
+    by_prototype: float | None
+    loss: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: SplitModel,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    protos_CK: Tensor | None = None,
+    known_C: Tensor | None = None,
+) -> Accuracy | None:
+    """Run ``model`` in eval mode over ``batches`` of images and labels.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model; left in eval mode.
+    batches : iterable of (Tensor, Tensor)
+        Images ``(B, channels, height, width)`` and int64 labels ``(B,)``, on the device of the model.
+    protos_CK, known_C : Tensor, optional
+        ``(C, K)`` global prototypes and the ``(C,)`` mask of those that exist.
+
+    Returns
+    -------
+    Accuracy or None
+        None when there is no sample.
+    """
+    model.eval()
+    examples, rows = 0, []
+    if known_C is not None and not known_C.any():
+        protos_CK = None
+    for images, labels in batches:
+        feats_BK = model.features(images).float()
+        logits_BC = model.head(feats_BK).float()
+        found = [
+            functional.cross_entropy(logits_BC, labels, reduction="sum"),
+            (logits_BC.argmax(dim=1) == labels).sum(),
+        ]
+        if protos_CK is not None:
+            found.append((nearest_prototype(feats_BK, protos_CK, known_C) == labels).sum())
+        rows.append(torch.stack([value.double() for value in found]))
+        examples += len(labels)
+    if not examples:
+        return None
+    # Read once, at the end: every read waits for the device.
+    loss, head, *prototype = (torch.stack(rows).sum(dim=0) / examples).tolist()
+    return Accuracy(examples, head, prototype[0] if prototype else None, loss)
+
+
+@torch.no_grad()
+def class_prototypes(
+    model: SplitModel, batches: Iterable[tuple[Tensor, Tensor]], num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the mean eval-mode feature of each class over ``batches``, and how many samples each has.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The trained model; left in eval mode.
+    batches : iterable of (Tensor, Tensor)
+        Images and int64 labels on the device of the model.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    tuple of Tensor
+        Float32 ``(C, K)`` means (zero where a class has no sample) and int64 ``(C,)`` counts, on the device.
+    """
+    model.eval()
+    sums_CK: Tensor | None = None
+    counts_C: Tensor | None = None
+    for images, labels in batches:
+        batch_sums, batch_counts = class_sums(model.features(images).float(), labels, num_classes)
+        sums_CK = batch_sums if sums_CK is None else sums_CK + batch_sums
+        counts_C = batch_counts if counts_C is None else counts_C + batch_counts
+    if sums_CK is None or counts_C is None:
+        width = feature_width(model)
+        return torch.zeros(num_classes, width), torch.zeros(num_classes, dtype=torch.int64)
+    return sums_CK / counts_C.clamp(min=1).unsqueeze(1), counts_C
+
+
+def feature_width(model: SplitModel) -> int:
+    """Return K, the number of inputs of the model's head."""
+    first = next(layer for layer in model.head.modules() if isinstance(layer, nn.Linear))
+    return first.in_features

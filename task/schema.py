@@ -1,0 +1,178 @@
+"""The settings of a run as dataclasses: types, defaults and allowed ranges. ``conf/`` fills them in."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Node = dict[str, Any]
+"""A mapping with a ``_target_`` and the keyword settings of that target."""
+
+
+def require(holds: bool, key: str, value: object, allowed: str) -> None:
+    """Raise a ``ValueError`` of one line, with ``key``, ``value`` and what is ``allowed``, unless ``holds``."""
+    if not holds:
+        raise ValueError(f"{key}={value!r} is not allowed: {allowed}")
+
+
+def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise a ``ValueError`` of one line unless ``value`` is one of ``choices``."""
+    require(value in choices, key, value, "one of " + ", ".join(choices))
+
+
+@dataclass
+class AlgorithmConfig:
+    """A method: its server half, its client half, and the rule by which its accuracy is reported.
+
+    ``inference`` is ``prototype`` (nearest global prototype) or ``head`` (the client's own classifier).
+    """
+
+    name: str
+    inference: str
+    server: Node
+    client: Node
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.inference", self.inference, ("head", "prototype"))
+
+
+@dataclass
+class DataConfig:
+    """Where the images come from, and the folder in which they are prepared once (null: the user's cache)."""
+
+    name: str
+    source: Node
+    cache_dir: str | None = field(default=None, metadata={"path": True})
+
+
+@dataclass
+class ModelConfig:
+    """Who trains which architecture: client i takes entry i mod n and head i mod (number of heads).
+
+    ``heads`` lists the hidden widths of each head, ``[]`` being one linear layer. ``feature_dim`` is K.
+    With ``same_init`` clients of one architecture start from the same weights. ``pretrained`` maps the name
+    of an entry to a safetensors file with the weights of its body.
+    """
+
+    name: str
+    entries: list[Node]
+    feature_dim: int = 512
+    heads: list[list[int]] = field(default_factory=lambda: [[]])
+    final_relu: bool = False
+    same_init: bool = False
+    pretrained: dict[str, str] = field(default_factory=dict, metadata={"path": True})
+
+    def __post_init__(self) -> None:
+        require(self.feature_dim >= 1, "model.feature_dim", self.feature_dim, "at least 1")
+        require(len(self.entries) >= 1, "model.entries", self.entries, "at least one entry")
+        require(len(self.heads) >= 1, "model.heads", self.heads, "at least one head, [] being one linear layer")
+        widths = [width for head in self.heads for width in head]
+        require(all(width >= 1 for width in widths), "model.heads", self.heads, "hidden widths of at least 1")
+        names = {entry.get("name") for entry in self.entries}
+        unknown = sorted(set(self.pretrained) - {str(name) for name in names})
+        require(not unknown, "model.pretrained", unknown, "names of model.entries only")
+
+
+@dataclass
+class TrainConfig:
+    """Local training: plain SGD with a new optimiser every round, and how it runs on the machine.
+
+    ``threads`` is the number of CPU threads of a client: one, because several clients train side by side.
+    """
+
+    local_epochs: int = 1
+    batch_size: int = 10
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    shuffle: bool = True
+    drop_last: bool = False
+    eval_batch_size: int = 256
+    device: str = "auto"
+    precision: str = "fp32"
+    channels_last: bool = False
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.local_epochs >= 1, "train.local_epochs", self.local_epochs, "at least 1")
+        require(self.batch_size >= 1, "train.batch_size", self.batch_size, "at least 1")
+        require(self.eval_batch_size >= 1, "train.eval_batch_size", self.eval_batch_size, "at least 1")
+        require(0 < self.lr < float("inf"), "train.lr", self.lr, "a finite number above 0")
+        require(0 <= self.momentum < 1, "train.momentum", self.momentum, "from 0 to below 1")
+        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "at least 0")
+        require(self.threads >= 1, "train.threads", self.threads, "at least 1")
+        require_choice("train.device", self.device, ("auto", "cpu", "cuda"))
+        require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
+
+
+@dataclass
+class FederationConfig:
+    """Rounds, clients, resources, and what happens when clients fail.
+
+    ``num_clients`` null means all connected nodes. ``participation`` is the share of clients that train in a
+    round. Evaluation happens every ``evaluate_every`` rounds and always after the last. ``node_timeout`` and
+    ``round_timeout`` are seconds. ``report_sizes`` lets clients tell how many samples they hold, for the tables
+    and the sample-weighted mean; without it the accuracy is averaged over clients. ``state`` says where a
+    client's private model waits between rounds: ``disk`` or Flower's ``context``.
+    """
+
+    rounds: int = 20
+    num_clients: int | None = None
+    participation: float = 1.0
+    evaluate_every: int = 1
+    cpus_per_client: int = 1
+    gpus_per_client: float = 0.0
+    node_timeout: float = 30.0
+    round_timeout: float = 3600.0
+    on_failure: str = "tolerate"
+    min_replies: int = 1
+    report_sizes: bool = True
+    checkpoint_every: int = 5
+    state: str = "disk"
+    state_dir: str | None = field(default=None, metadata={"path": True})
+    server_device: str = "auto"
+    server_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        def least(name: str, bound: float) -> None:
+            value = getattr(self, name)
+            require(value >= bound, f"federation.{name}", value, f"at least {bound}")
+
+        for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every"):
+            least(name, 1)
+        for name in ("num_clients", "server_threads"):
+            if getattr(self, name) is not None:
+                least(name, 1)
+        least("gpus_per_client", 0)
+        for name in ("node_timeout", "round_timeout"):
+            value = getattr(self, name)
+            require(0 < value < float("inf"), f"federation.{name}", value, "a finite number of seconds above 0")
+        require(0 < self.participation <= 1, "federation.participation", self.participation, "above 0, at most 1")
+        require_choice("federation.on_failure", self.on_failure, ("tolerate", "stop"))
+        require_choice("federation.state", self.state, ("disk", "context"))
+        require_choice("federation.server_device", self.server_device, ("auto", "cpu", "cuda"))
+        if self.num_clients is not None:
+            allowed = f"at most federation.num_clients={self.num_clients}"
+            require(self.min_replies <= self.num_clients, "federation.min_replies", self.min_replies, allowed)
+
+
+@dataclass
+class Config:
+    """One run. ``resume`` is the folder of an earlier run to go on with; ``overwrite`` may empty a used one."""
+
+    algorithm: AlgorithmConfig
+    data: DataConfig
+    partition: Node
+    model: ModelConfig
+    train: TrainConfig
+    federation: FederationConfig
+    seed: int = 0
+    name: str | None = None
+    resume: str | None = field(default=None, metadata={"path": True})
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2147483647")
+        if self.name is not None:
+            plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
+            require(plain, "name", self.name, "letters, digits, '-', '_' and '.' only")
+        keeps_state = self.federation.state == "disk" or self.resume is None
+        require(keeps_state, "resume", self.resume, "only with federation.state=disk")

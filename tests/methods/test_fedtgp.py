@@ -1,0 +1,112 @@
+import math
+
+import pytest
+import torch
+
+from task.methods.fedtgp import (
+    PrototypeNetwork,
+    ServerTraining,
+    adaptive_margin,
+    centroids,
+    contrastive_loss,
+    train_prototypes,
+)
+from tests import oracles
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def training(**changes: object) -> ServerTraining:
+    settings: dict[str, object] = {
+        "epochs": 5,
+        "batch_size": None,
+        "optimizer": "adam",
+        "lr": 0.01,
+        "schedule": "constant",
+    }
+    return ServerTraining(**(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.7, 5.0])
+def test_loss_is_that_of_a_slow_loop(margin: float) -> None:
+    received, protos, classes = torch.randn(7, 5), torch.randn(4, 5), [0, 1, 1, 3, 2, 0, 3]
+    found = contrastive_loss(received, torch.tensor(classes), protos, margin)
+    assert found.item() == pytest.approx(
+        oracles.contrastive_loss(received.tolist(), classes, protos.tolist(), margin), rel=1e-5
+    )
+
+
+def test_hand_computed_two_classes_two_clients() -> None:
+    # Client A sends class 0 at 0 and class 1 at 4, client B class 0 at 1; globals at 0 and 3; margin 2.
+    received, protos = torch.tensor([[0.0], [4.0], [1.0]]), torch.tensor([[0.0], [3.0]])
+    terms = [math.log1p(math.exp(2.0 - 3.0)), math.log1p(math.exp(3.0 - 4.0)), math.log1p(math.exp(3.0 - 2.0))]
+    found = contrastive_loss(received, torch.tensor([0, 1, 0]), protos, 2.0)
+    assert found.item() == pytest.approx(sum(terms) / 3, rel=1e-6)
+
+
+def test_margin_zero_is_the_plain_contrastive_loss() -> None:
+    received, protos, classes = torch.randn(6, 4), torch.randn(3, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    plain = torch.nn.functional.cross_entropy(-torch.cdist(received, protos), classes)
+    assert torch.allclose(contrastive_loss(received, classes, protos, 0.0), plain, atol=1e-5)
+
+
+def test_margin_rules_on_a_line() -> None:
+    line = torch.tensor([[0.0], [1.0], [10.0]])
+    assert adaptive_margin(line, "max_pair", 100.0) == 10.0
+    assert adaptive_margin(line, "max_of_min", 100.0) == 9.0
+    assert adaptive_margin(line, "max_pair", 4.0) == 4.0
+    for rule in ("max_pair", "max_of_min"):
+        assert adaptive_margin(line[:1], rule, 100.0) == 0.0
+        assert adaptive_margin(line[:0], rule, 100.0) == 0.0
+
+
+def test_margin_rules_agree_with_loops() -> None:
+    points = torch.randn(6, 3)
+    assert adaptive_margin(points, "max_pair", 1e9) == pytest.approx(oracles.max_pair(points.tolist()), rel=1e-5)
+    assert adaptive_margin(points, "max_of_min", 1e9) == pytest.approx(oracles.max_of_min(points.tolist()), rel=1e-5)
+
+
+def test_centroids_are_unweighted_means_of_the_classes_received() -> None:
+    received = torch.tensor([[0.0, 0.0], [2.0, 4.0], [9.0, 9.0]])
+    points, ids = centroids(received, torch.tensor([5, 5, 1]))
+    assert ids.tolist() == [1, 5]
+    assert points.tolist() == [[9.0, 9.0], [1.0, 2.0]]
+
+
+def test_zero_distance_trains_with_finite_numbers() -> None:
+    network = PrototypeNetwork(3, 512, use_network=False, generator=generator())
+    received = network().detach().clone()
+    loss = train_prototypes(network, received, torch.arange(3), 1.0, training(), generator())
+    assert math.isfinite(loss)
+    assert torch.isfinite(network()).all()
+
+
+def test_no_epochs_change_nothing() -> None:
+    network = PrototypeNetwork(3, 8, use_network=False, generator=generator())
+    before = network().detach().clone()
+    train_prototypes(network, torch.randn(4, 8), torch.tensor([0, 1, 2, 0]), 1.0, training(epochs=0), generator())
+    assert torch.equal(network(), before)
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "batch_size": 2}, {"schedule": "cosine"}])
+def test_training_lowers_the_loss_and_is_reproducible(changes: dict[str, object]) -> None:
+    received, classes = torch.randn(9, 16, generator=generator()), torch.arange(9) % 3
+    results = []
+    for _ in range(2):
+        network = PrototypeNetwork(3, 16, use_network=True, generator=generator())
+        first = contrastive_loss(received, classes, network(), 1.0).item()
+        last = train_prototypes(network, received, classes, 1.0, training(epochs=60, **changes), generator())
+        results.append(last)
+        assert last < first
+    assert results[0] == results[1]
+
+
+def test_unseen_classes_are_pushed_away_but_stay_finite() -> None:
+    network = PrototypeNetwork(4, 8, use_network=True, generator=generator())
+    before = network().detach().clone()
+    train_prototypes(network, torch.randn(3, 8), torch.tensor([0, 1, 1]), 2.0, training(epochs=50), generator())
+    after = network().detach()
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after[3], before[3])

@@ -1,0 +1,172 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
+from task.payload import (
+    decode_download,
+    decode_evaluation,
+    decode_node_report,
+    decode_upload,
+    encode_download,
+    encode_evaluation,
+    encode_node_report,
+    encode_upload,
+    nbytes,
+)
+
+C, K = 5, 4
+EXPECTED = Expected(partition=3, round=2, num_classes=C, feature_dim=K)
+
+
+def prototypes(counts: bool = False) -> PrototypeSet:
+    vectors = torch.arange(8, dtype=torch.float32).reshape(2, K)
+    return PrototypeSet(torch.tensor([1, 4]), vectors, torch.tensor([7, 9]) if counts else None)
+
+
+def upload(counts: bool = False) -> RecordDict:
+    return encode_upload(Upload(3, 2, prototypes(counts), {"loss": 0.5}))
+
+
+def same(a: PrototypeSet | None, b: PrototypeSet | None) -> bool:
+    assert a is not None
+    assert b is not None
+    counts = (a.counts is None) == (b.counts is None) and (a.counts is None or torch.equal(a.counts, b.counts))  # type: ignore[arg-type]
+    return torch.equal(a.class_ids, b.class_ids) and torch.equal(a.vectors, b.vectors) and counts
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_upload_round_trip(counts: bool) -> None:
+    decoded = decode_upload(upload(counts), EXPECTED)
+    assert same(decoded.prototypes, prototypes(counts))
+    assert decoded.metrics == {"loss": 0.5}
+
+
+def test_download_round_trip() -> None:
+    sent = Download(2, "run-7", 1, 0, prototypes())
+    decoded = decode_download(encode_download(sent), C, K)
+    assert (decoded.round, decoded.session, decoded.state_round, decoded.durable_round) == (2, "run-7", 1, 0)
+    assert same(decoded.prototypes, prototypes())
+    assert decode_download(encode_download(Download(1, "s")), C, K).prototypes is None
+
+
+@pytest.mark.parametrize("examples", [None, 0, 12])
+def test_evaluation_round_trip(examples: int | None) -> None:
+    sent = EvaluationReport(3, 2, examples, {"loss": 0.1, "accuracy-head": 0.5})
+    assert decode_evaluation(encode_evaluation(sent), EXPECTED) == sent
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_node_report_round_trip(shared: bool) -> None:
+    sizes = (10, 3, (1, 2, 10)) if shared else (None, None, None)
+    sent = NodeReport(1, 4, "cnn4", 99, K, ("a", "b", "c"), "cpu", (0, 2), *sizes)
+    assert decode_node_report(encode_node_report(sent), 12) == sent
+
+
+def test_a_client_without_classes_can_report() -> None:
+    sent = NodeReport(0, 1, "cnn4", 9, K, ("a", "b"), "cpu", (), 0, 0, (0, 0))
+    assert decode_node_report(encode_node_report(sent), 1) == sent
+
+
+def test_vectors_dominate_the_bytes() -> None:
+    big = PrototypeSet(torch.arange(100), torch.zeros(100, 512))
+    size = nbytes(encode_upload(Upload(0, 1, big)))
+    assert 100 * 512 * 4 <= size <= 100 * 512 * 4 + 100 * 8 + 1000
+
+
+def replaced(key: str, values: object) -> RecordDict:
+    content = upload(counts=True)
+    content["prototypes"][key] = values if isinstance(values, Array) else Array(np.asarray(values))  # type: ignore[index]
+    return content
+
+
+def with_header(**changes: object) -> RecordDict:
+    content = upload()
+    content["header"] = ConfigRecord({"round": 2, "partition": 3} | changes)  # type: ignore[arg-type]
+    return content
+
+
+def header_promises(shape: tuple[int, ...], data: bytes = b"") -> Array:
+    """Bytes whose own header claims more than they hold."""
+    import io
+
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return Array(dtype="float32", shape=shape, stype="numpy.ndarray", data=stream.getvalue() + data)
+
+
+def without(record: str) -> RecordDict:
+    content = upload()
+    del content[record]
+    return content
+
+
+F32 = np.float32
+MALFORMED: dict[str, Callable[[], RecordDict]] = {
+    "wrong width": lambda: replaced("vectors", np.zeros((2, K + 1), F32)),
+    "wrong rank": lambda: replaced("vectors", np.zeros((2, K, 1), F32)),
+    "other number of ids": lambda: replaced("class-ids", np.array([1])),
+    "class id too high": lambda: replaced("class-ids", np.array([1, 999])),
+    "class id negative": lambda: replaced("class-ids", np.array([-1, 1])),
+    "class id twice": lambda: replaced("class-ids", np.array([1, 1])),
+    "float class ids": lambda: replaced("class-ids", np.array([1.0, 2.0])),
+    "float64 vectors": lambda: replaced("vectors", np.zeros((2, K))),
+    "NaN": lambda: replaced("vectors", np.full((2, K), np.nan, F32)),
+    "Inf": lambda: replaced("vectors", np.full((2, K), np.inf, F32)),
+    "negative count": lambda: replaced("counts", np.array([-1, 5])),
+    "absurd count": lambda: replaced("counts", np.array([10**12, 5])),
+    "wrong round": lambda: with_header(round=1),
+    "other client": lambda: with_header(partition=4),
+    "round as text": lambda: with_header(round="2"),
+    "no header": lambda: without("header"),
+    "no metrics": lambda: without("metrics"),
+    "NaN metric": lambda: encode_upload(Upload(3, 2, None, {"loss": float("nan")})),
+    "unknown key": lambda: replaced("pickle", np.zeros(1)),
+    "a shape of terabytes": lambda: replaced("vectors", header_promises((10**6, 10**6))),
+    "no numpy bytes": lambda: replaced("vectors", Array("float32", (2, K), "numpy.ndarray", b"\x80\x04junk")),
+    "empty bytes": lambda: replaced("vectors", Array("float32", (2, K), "numpy.ndarray", b"")),
+    "foreign serialisation": lambda: replaced("vectors", Array("float32", (2, K), "pickle", b"junk")),
+}
+
+
+@pytest.mark.parametrize("name", list(MALFORMED))
+def test_malformed_uploads_are_refused_with_the_client_named(name: str) -> None:
+    with pytest.raises(ValueError, match="client 3") as caught:
+        decode_upload(MALFORMED[name](), EXPECTED)
+    assert "\n" not in str(caught.value)
+
+
+def test_object_arrays_are_never_unpickled() -> None:
+    import io
+    import pickle
+
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": (1,)})
+    array = Array("object", (1,), "numpy.ndarray", stream.getvalue() + pickle.dumps(["boom"]))
+    with pytest.raises(ValueError, match="client 3"):
+        decode_upload(replaced("vectors", array), EXPECTED)
+
+
+def test_prototypes_must_be_arrays() -> None:
+    content = upload()
+    content["prototypes"] = MetricRecord({"vectors": 1.0})
+    with pytest.raises(ValueError, match="ArrayRecord"):
+        decode_upload(content, EXPECTED)
+    content["prototypes"] = ArrayRecord()
+    with pytest.raises(ValueError, match="class-ids"):
+        decode_upload(content, EXPECTED)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_accuracies_out_of_range_are_refused(value: float) -> None:
+    content = encode_evaluation(EvaluationReport(3, 2, 5, {"accuracy-head": value, "loss": 1.0}))
+    with pytest.raises(ValueError, match="client 3"):
+        decode_evaluation(content, EXPECTED)
+
+
+def test_session_names_cannot_leave_the_state_folder() -> None:
+    with pytest.raises(ValueError, match="session"):
+        decode_download(encode_download(Download(1, "../../etc")), C, K)
