@@ -67,8 +67,8 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 def title(axes: Axes, text: str, details: str) -> None:
     """Set a bold title with ``details`` in small grey letters below it, wrapped to the figure's width."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
     lines = textwrap.wrap(plain(details), int(12.5 * (figure.get_figwidth() - 1)))
     axes.set_title(text, loc="left", fontweight="bold", fontsize=13, color=INK, pad=8 + 13 * len(lines))
     below = axes.annotate(

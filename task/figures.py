@@ -189,7 +189,7 @@ def _dot(marker: str, face: str, label: str, size: float = 6.5) -> Line2D:
         color=face,
         markeredgecolor=edge,
         markersize=size,
-        label=plain(label),
+        label=plain(label, 28),
     )
 
 

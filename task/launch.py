@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -184,7 +184,8 @@ def _conclude(job: Job, folder: Path, fresh: bool, interrupted: bool, rounds_don
             reason = summary.get("reason") or reason
         # The summary of a completed run stays as it is, also when going on with it failed.
         if not completed:
-            write_failure(folder, job, reason, rounds_done)
+            with suppress(OSError):  # a full disk may be the very reason
+                write_failure(folder, job, reason, rounds_done)
         return Outcome(job, folder, INTERRUPTED if interrupted else FAILED, reason)
     return Outcome(job, folder, summary["status"], summary.get("reason"))
 

@@ -108,8 +108,9 @@ class ClientData:
             Whether all samples move to the device now; None: when they fit comfortably.
         """
         device = torch.device(device)
-        # Indexing a memory map copies, so that the tensor owns writable memory.
-        images = torch.from_numpy(np.asarray(dataset.images[indices]))
+        # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
+        # float images reach them as they are.
+        images = torch.from_numpy(np.asarray(dataset.images[indices])).clone()
         labels = torch.from_numpy(dataset.labels[indices])
         if fits(images.nbytes, device) if resident is None else resident:
             # When another client took the memory in between, the samples stay on the host.

@@ -1,0 +1,57 @@
+# Everything here needs Python 3.11 or newer with pip, and make. The first call installs into .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+CLIENTS ?= 8
+ROUNDS ?= 15
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev run test test-all lint bench clean distclean
+
+help:
+	@echo "make run       the quick start: FedTGP, $(CLIENTS) clients, 4 architectures, $(ROUNDS) rounds (CLIENTS=, ROUNDS=)"
+	@echo "make test      the tests; make test-all with the slow ones"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     the benchmarks, each with its own table"
+	@echo "make clean     remove caches and builds; make distclean also .venv. Results in outputs/ stay"
+
+# The stamps are younger than pyproject.toml as long as nothing has to be installed again.
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: install
+	$(BIN)/protofed algorithm=fedtgp data=fashion_small partition=dirichlet partition.alpha=0.1 model=htcnn4 \
+		federation.num_clients=$(CLIENTS) federation.rounds=$(ROUNDS)
+
+test: install-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install-dev
+	$(BIN)/python -m pytest
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install-dev
+	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
