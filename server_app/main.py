@@ -16,7 +16,7 @@ from server_app.roster import discover
 from server_app.strategies.base import RoundStrategy, Run
 from task.config import build, load
 from task.resume import check_unchanged
-from task.schema import Config
+from task.schema import Config, require_absolute_paths
 
 LOG = getLogger("flwr")
 app = ServerApp()
@@ -27,6 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run one experiment; an error ends the run as failed, with its reason in the summary."""
     overrides = str(context.run_config.get("overrides", ""))
     config = load(overrides)
+    require_absolute_paths(config)
     folder = results_folder(config, str(context.run_config.get("output-dir", "")), context.run_id)
     if config.resume is not None:
         check_unchanged(config, Path(config.resume))

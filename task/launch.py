@@ -82,6 +82,7 @@ def expand(arguments: Sequence[str]) -> list[list[str]]:
         One line for what Hydra does not accept.
     """
     jobs: list[list[str]] = []
+    arguments = [_home_in_quotes(word) for word in arguments]
 
     def collect(_: DictConfig) -> None:
         jobs.append(list(HydraConfig.get().overrides.task))
@@ -214,6 +215,12 @@ def _report_sweep(outcomes: Sequence[Outcome]) -> None:
     complete = [run for run in runs if run.is_complete]
     if complete:
         print("\n" + markdown_table(group_runs(complete)[0]))
+
+
+def _home_in_quotes(word: str) -> str:
+    """Return ``word``; a value such as ``~/data``, which Hydra's grammar does not know, in quotes."""
+    key, _, value = word.partition("=")
+    return f"{key}={quoted(value)}" if value.startswith("~") and "," not in value else word
 
 
 def _better_message(error: Exception, arguments: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """Which configuration a run may go on with."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,6 @@ def check_unchanged(config: Config, folder: Path) -> None:
     if changed:
         pairs = ", ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed[:5])
         raise ValueError(f"resume={str(folder)!r}: the configuration has changed ({pairs}); start a new run instead")
-
-
-def resumable_overrides(folder: Path) -> str:
-    """Return the Hydra overrides of the run in ``folder``, to go on with the same configuration.
-
-    Raises
-    ------
-    ValueError
-        One line naming the file that is missing or damaged.
-    """
-    path = folder.expanduser() / "run.json"
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["overrides"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"resume={str(folder)!r}: {path} cannot be read: {error}") from error
 
 
 def _is_free(key: str) -> bool:

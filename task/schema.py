@@ -1,6 +1,9 @@
 """The settings of a run as dataclasses: types, defaults and allowed ranges. ``conf/`` fills them in."""
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Node = dict[str, Any]
@@ -176,3 +179,21 @@ class Config:
             require(plain, "name", self.name, "letters, digits, '-', '_' and '.' only")
         keeps_state = self.federation.state == "disk" or self.resume is None
         require(keeps_state, "resume", self.resume, "only with federation.state=disk")
+
+
+def declared_paths(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield key and value of every setting that is a path: a text, or a mapping of texts."""
+    for each in dataclasses.fields(settings):
+        value, key = getattr(settings, each.name), f"{prefix}{each.name}"
+        if dataclasses.is_dataclass(value):
+            yield from declared_paths(value, f"{key}.")
+        elif each.metadata.get("path") and isinstance(value, str):
+            yield key, value
+        elif each.metadata.get("path") and isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", path) for name, path in value.items())
+
+
+def require_absolute_paths(config: Config) -> None:
+    """Refuse relative paths: server and clients do not work in the folder where the command was typed."""
+    for key, value in declared_paths(config):
+        require(Path(value).expanduser().is_absolute(), key, value, "an absolute path, or one that starts with ~")

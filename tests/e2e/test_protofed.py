@@ -1,0 +1,85 @@
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from task.results import read_run
+from tests.e2e.commands import protofed, results, started
+
+pytestmark = pytest.mark.e2e
+SMALL = ("debug=smoke", "federation.num_clients=3")
+
+
+def test_a_run_completes_and_tells_the_truth(tmp_path: Path) -> None:
+    code, text = protofed(tmp_path, *SMALL)
+    assert code == 0, text
+    [folder] = results(tmp_path)
+    run = read_run(folder)
+    assert run.is_complete
+    assert len(run.rounds) == 2
+    assert len(run.clients) == 3
+    assert run.prototypes is not None
+    assert "round 2/2  accuracy" in text
+    assert text.rstrip().endswith(str(folder))
+    assert (folder / "flower.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize("word", ["federation.ronds=3", "federation.rounds=0", "federation.rounds=many"])
+def test_a_bad_setting_is_refused_at_once(word: str, tmp_path: Path) -> None:
+    start = time.monotonic()
+    code, text = protofed(tmp_path, word)
+    assert time.monotonic() - start < 5
+    assert code == 2
+    assert text.count("\n") == 1
+    assert "federation.rounds" in text
+    assert not results(tmp_path)
+
+
+def test_a_failing_job_does_not_hide_in_a_sweep(tmp_path: Path) -> None:
+    code, text = protofed(tmp_path, "-m", *SMALL, "partition.min_size=100000,1", seconds=500)
+    assert code == 1, text
+    failed, completed = (json.loads((folder / "summary.json").read_text("utf-8")) for folder in results(tmp_path))
+    assert (failed["status"], completed["status"]) == ("failed", "completed")
+    assert failed["reason"] in text
+    table = text[text.rindex("\n  1  ") :]
+    assert "1  failed" in table
+    assert "2  completed" in table
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_stops_everything(number: signal.Signals, tmp_path: Path) -> None:
+    with started(tmp_path, *SMALL, "federation.rounds=1000") as command:
+        command.wait_for("round    1/1000", 200)
+        command.process.send_signal(number)
+        assert command.process.wait(90) == 130, command.text
+        assert not command.left_behind(5)
+    [folder] = results(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert (summary["status"], summary["reason"]) == ("failed", "interrupted")
+    assert summary["rounds_done"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    words = (*SMALL, "federation.rounds=5", "federation.checkpoint_every=1", "federation.participation=0.7")
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir()
+    part.mkdir()
+    code, text = protofed(whole, *words)
+    assert code == 0, text
+    with started(part, *words) as command:
+        command.wait_for("round 2/5", 200)
+        command.process.kill()
+        command.process.wait()
+        assert not command.left_behind(30)
+    [folder] = results(part)
+    code, text = protofed(part, f"resume={folder.relative_to(part)}")
+    assert code == 0, text
+    assert "round 1/5" not in text
+    rounds = [read_run(place).rounds for place in (*results(whole), folder)]
+    for row in (*rounds[0], *rounds[1]):
+        row.pop("seconds")
+    assert rounds[0] == rounds[1]

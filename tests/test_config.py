@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from task.config import CONF_DIR, build, load, node_settings, to_yaml
+from task.schema import require_absolute_paths
+
+GROUPS = {
+    path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in sorted(CONF_DIR.iterdir()) if path.is_dir()
+}
+# Groups that must be completed by the user: a path to own data.
+NEED_A_PATH = {"npz": "data.source.path=/x.npz", "pfllib": "data.source.root=/x"}
+NEED_A_PATH |= {"image_folder": "data.source.root=/x", "tiny_imagenet": "data.source.root=/x"}
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group, options in GROUPS.items() for option in options])
+def test_every_file_composes(group: str, option: str) -> None:
+    more = f" {NEED_A_PATH[option]}" if group == "data" and option in NEED_A_PATH else ""
+    config = load(f"{group}={option}{more}")
+    if group in ("algorithm", "data", "model"):
+        assert getattr(config, group).name == option
+    assert "_target_" in to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("algoritm=fedproto", ["algoritm", "algorithm"]),
+        ("algorithm=fedprot", ["fedprot", "fedproto"]),
+        ("train.lrr=0.1", ["train.lrr", "train.lr"]),
+        ("federation.num_client=3", ["federation.num_client", "federation.num_clients"]),
+        ("algorithm.client.wieght=1", ["algorithm.client.wieght", "algorithm.client.weight"]),
+        ("+algorithm.client.extra=1", ["algorithm.client.extra"]),
+        ("+extra=1", ["extra"]),
+        ("train.lr=fast", ["train.lr", "fast"]),
+        ("train.lr=-1", ["train.lr", "above 0"]),
+        ("train.batch_size=0", ["train.batch_size", "at least 1"]),
+        ("train.batch_size=1.5", ["train.batch_size", "1.5"]),
+        ("federation.rounds=0", ["federation.rounds", "at least 1"]),
+        ("federation.participation=1.5", ["federation.participation", "at most 1"]),
+        ("federation.on_failure=ignore", ["federation.on_failure", "tolerate, stop"]),
+        ("train.device=tpu", ["train.device", "auto, cpu, cuda"]),
+        ("train.precision=int8", ["train.precision", "fp32"]),
+        ("seed=-1", ["seed"]),
+        ("seed=null", ["seed"]),
+        ("name=a/b", ["name"]),
+        ("algorithm.inference=vote", ["algorithm.inference", "head, prototype"]),
+        ("algorithm.server.margin=wide", ["algorithm.server.margin", "max_pair"]),
+        ("algorithm.server.margin_cap=-1", ["algorithm.server.margin_cap", "at least 0"]),
+        ("algorithm.server.epochs=true", ["algorithm.server.epochs", "whole number"]),
+        ("algorithm.client.weight=-0.1", ["algorithm.client.weight", "at least 0"]),
+        ("algorithm.server._target_=os.system", ["algorithm.server._target_", "task"]),
+        ("algorithm.server._target_=task.config.importlib", ["_target_"]),
+        ("algorithm.client._target_=client_app.trainers.base.Missing", ["cannot be imported"]),
+        ("partition.alpha=0", ["partition", "alpha"]),
+        ("model.feature_dim=0", ["model.feature_dim"]),
+        ("model.entries=[]", ["model.entries"]),
+        ("model.entries.0.width=wide", ["model.entries", "width", "wide"]),
+        ("+model.pretrained.nobody=/x", ["model.pretrained", "nobody"]),
+        ("resume=/x federation.state=context", ["resume", "federation.state=disk"]),
+        ("train.lr", ["train.lr"]),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line(overrides: str, words: list[str]) -> None:
+    with pytest.raises(ValueError, match=".") as caught:
+        load(overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_relative_paths_are_refused_by_the_apps() -> None:
+    require_absolute_paths(load(["data.cache_dir=/tmp/x", "federation.state_dir='~/state'"]))
+    for key in ("data.cache_dir", "federation.state_dir", "resume", "+model.pretrained.vgg"):
+        with pytest.raises(ValueError, match=f"{key.lstrip('+')}='here' is not allowed: an absolute path"):
+            require_absolute_paths(load(f"{key}=here"))
+
+
+def test_overrides_as_text_or_list_mean_the_same() -> None:
+    assert load("algorithm=fedproto train.lr=0.5") == load(["algorithm=fedproto", "train.lr=0.5"])
+    assert load("name='two-words'").name == "two-words"
+
+
+def test_the_debug_group_shrinks_a_run() -> None:
+    config = load("debug=smoke")
+    assert config.federation.rounds == 2
+    assert config.partition["max_samples"] <= 500
+
+
+def test_build_passes_runtime_arguments_and_checks_settings() -> None:
+    body = build({"_target_": "task.models.small.plain", "width": 4}, image_shape=(1, 28, 28))
+    assert body is not None
+    with pytest.raises(ValueError, match="unknown setting 'here.colour'"):
+        build({"_target_": "task.models.small.plain", "colour": 4}, "here", image_shape=(1, 28, 28))
+
+
+GOOD = {"partition-id": 1, "num-partitions": 3}
+
+
+def test_node_settings() -> None:
+    assert node_settings(GOOD).partition == 1
+    node = node_settings(GOOD | {"device": "cpu", "state-dir": "/var/state", "cache-dir": "/var/cache"})
+    assert (node.device, node.state_dir, node.cache_dir) == ("cpu", Path("/var/state"), Path("/var/cache"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, ["partition-id", "--node-config"]),
+        ({"partition-id": 1}, ["num-partitions"]),
+        ({"partition-id": "1", "num-partitions": 3}, ["partition-id='1'"]),
+        ({"partition-id": 7, "num-partitions": 5}, ["partition-id=7", "0..4"]),
+        ({"partition-id": -1, "num-partitions": 5}, ["partition-id=-1"]),
+        (GOOD | {"device": "tpu"}, ["device"]),
+        (GOOD | {"state-dir": "here"}, ["state-dir", "absolute"]),
+    ],
+)
+def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ValueError, match="node-config") as caught:
+        node_settings(config)
+    assert all(word in str(caught.value) for word in words)
