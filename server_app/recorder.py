@@ -5,6 +5,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +28,8 @@ ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN = (
     "config.yaml",
     "run.json",
 )
-CHECKPOINT = "checkpoint"
+OWN_FILES = (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN)
+CHECKPOINT, CLIENT_STATE = "checkpoint", "client-state"
 PrototypesByClient = dict[int, PrototypeSet]
 
 
@@ -45,50 +47,62 @@ class Recorder:
     session : str
         The name of the run in its clients' state folders.
 
+    resumed_round : int
+        The last round to keep of the run that goes on in this folder; 0 for a new run.
+
     Raises
     ------
     ValueError
-        The folder holds an earlier run, or cannot be written.
+        The folder holds an earlier run, lacks the rounds to keep, or cannot be written; it is left as it was.
     """
 
-    def __init__(self, folder: Path, config: Config, overrides: str, session: str) -> None:
-        self.folder, self.config = folder, config
-        self.rows: list[dict[str, Any]] = []
-        self.started = time.monotonic()
-        self._own = [folder / name for name in (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN)]
-        used = [path.name for path in self._own if path.exists()]
-        if used and config.resume is None and not config.overwrite:
-            raise ValueError(f"{folder} already holds a run ({used[0]}): give another folder, or overwrite=true")
+    def __init__(self, folder: Path, config: Config, overrides: str, session: str, resumed_round: int = 0) -> None:
+        self.folder, self.config, self.started = folder, config, time.monotonic()
+        lines = self._kept_lines(resumed_round)
+        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        run = {
+            "overrides": overrides,
+            "session": session,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": versions(),
+        }
         try:
-            if config.resume is None:
+            if not resumed_round:
                 self._clear()
+            (folder / SUMMARY).unlink(missing_ok=True)
             self._write_text(CONFIG, to_yaml(config))
-            run = {
-                "overrides": overrides,
-                "session": session,
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "versions": versions(),
-            }
             self._write_text(RUN, json.dumps(run, indent=2) + "\n")
-            if config.resume is None:
-                self._write_text(ROUNDS, "")
+            self._write_text(ROUNDS, "".join(line + "\n" for line in lines))
         except OSError as error:
             raise ValueError(f"output-dir={str(folder)!r} cannot be written: {error}") from error
 
-    def _clear(self) -> None:
-        for path in self._own:
-            path.unlink(missing_ok=True)
-        (self.folder / CHECKPOINT / "state.safetensors").unlink(missing_ok=True)
+    def _kept_lines(self, resumed_round: int) -> list[str]:
+        """Return the lines of the rounds to keep."""
+        path = self.folder / ROUNDS
+        if not resumed_round:
+            used = [name for name in OWN_FILES if (self.folder / name).exists()]
+            if used and not self.config.overwrite:
+                where = f"{self.folder} already holds a run ({used[0]})"
+                raise ValueError(f"{where}: give another folder, or overwrite=true, which deletes it")
+            return []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()[:resumed_round]
+            found = [json.loads(line)["round"] for line in lines]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read, so the run cannot be resumed: {error}") from error
+        if found != list(range(1, resumed_round + 1)):
+            raise ValueError(f"{path} does not hold rounds 1 to {resumed_round}, so the run cannot be resumed")
+        return lines
 
-    def restore(self, last_round: int) -> PrototypesByClient:
-        """Keep the rows up to ``last_round`` of the run that goes on, and return its clients' last prototypes."""
-        lines = (self.folder / ROUNDS).read_text(encoding="utf-8").splitlines()
-        for line in lines[:last_round]:
-            self.rows.append(json.loads(line))
-        if [row["round"] for row in self.rows] != list(range(1, last_round + 1)):
-            raise ValueError(f"{self.folder / ROUNDS} does not hold rounds 1 to {last_round}: it cannot be resumed")
-        self._write_text(ROUNDS, "".join(line + "\n" for line in lines[:last_round]))
-        (self.folder / SUMMARY).unlink(missing_ok=True)
+    def _clear(self) -> None:
+        for name in OWN_FILES:
+            (self.folder / name).unlink(missing_ok=True)
+        for name in (CHECKPOINT, CLIENT_STATE):
+            if (self.folder / name).is_dir():
+                shutil.rmtree(self.folder / name)
+
+    def read_client_prototypes(self) -> PrototypesByClient:
+        """Return the last prototypes of each client, as the run that goes on had written them."""
         return _read_client_prototypes(self.folder / PROTOTYPES)
 
     def append(self, row: dict[str, Any]) -> None:

@@ -131,9 +131,12 @@ def test_resume_refuses_another_configuration_and_a_folder_without_checkpoint(tm
     run_federation(SMALL, str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"train\.lr was 0\.01, is 0\.5"):
         run_federation(f"{SMALL} train.lr=0.5 resume={tmp_path / 'run'}", "")
+    with pytest.raises(ValueError, match="at least 2, the rounds already done"):
+        run_federation(f"{SMALL} federation.rounds=1 resume={tmp_path / 'run'}", "")
     (tmp_path / "run" / "checkpoint" / "state.safetensors").unlink()
     with pytest.raises(ValueError, match="no checkpoint"):
         run_federation(f"{SMALL} federation.rounds=3 resume={tmp_path / 'run'}", "")
+    assert summary_of(tmp_path / "run")["status"] == "completed"  # every refusal left the run as it was
 
 
 def test_results_are_never_overwritten_without_the_flag(tmp_path: Path) -> None:

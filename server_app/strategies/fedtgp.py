@@ -1,4 +1,4 @@
-"""Server half of FedTGP: train the global prototypes on what the clients sent. Mathematics: ``task/methods/fedtgp.py``."""
+"""Server half of FedTGP: train the global prototypes on what came. Mathematics: ``task/methods/fedtgp.py``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

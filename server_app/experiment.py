@@ -1,0 +1,117 @@
+"""One experiment from the first question to the nodes to the summary: roster, strategy, records, resume."""
+
+import os
+import time
+from logging import INFO, getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid
+
+from server_app.checkpoint import Checkpoint, load_checkpoint
+from server_app.recorder import CHECKPOINT, Recorder
+from server_app.roster import discover
+from server_app.strategies.base import RoundStrategy, Run, State
+from task.config import build
+from task.resume import check_unchanged
+from task.schema import Config, require
+
+LOG = getLogger("flwr")
+
+
+def run_experiment(config: Config, overrides: str, grid: Grid, context: Context) -> None:
+    """Run one experiment to its end and record it; an error ends it as failed, its reason in the summary.
+
+    Parameters
+    ----------
+    config : Config
+        The checked configuration.
+    overrides : str
+        The Hydra overrides that gave it.
+    grid, context : Grid, Context
+        Flower's connection to the nodes, and the facts of the run.
+    """
+    folder = results_folder(config, str(context.run_config.get("output-dir", "")), context.run_id)
+    session, state = str(context.run_id), State()
+    before: Checkpoint | None = None
+    if config.resume is not None:
+        state, before = _resumed(config, folder)
+        session = before.session
+    recorder = Recorder(folder, config, overrides, session, before.round if before else 0)
+    LOG.log(INFO, "results: %s", folder)
+    run: Run | None = None
+    try:
+        device = _prepare_machine(config)
+        run = Run(config, discover(grid, config), recorder, session, device, state=state)
+        if before is not None:
+            run.done, run.state_rounds = before.round, dict(before.state_rounds)
+            run.client_prototypes = recorder.read_client_prototypes()
+        strategy = build(config.algorithm.server, "algorithm.server")
+        assert isinstance(strategy, RoundStrategy)
+        strategy.bind(run)
+        left = config.federation.rounds - run.done
+        strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=config.federation.round_timeout)
+        strategy.checkpoint()
+    except BaseException as error:
+        _finish(recorder, "failed", str(error) or type(error).__name__, run)
+        raise
+    lost = any(row["failures"] for row in recorder.rows)
+    _finish(recorder, "completed with losses" if lost else "completed", None, run)
+    LOG.log(INFO, "results: %s", folder)
+
+
+def results_folder(config: Config, output_dir: str, run_id: int) -> Path:
+    """Return the folder of a run's results.
+
+    Raises
+    ------
+    ValueError
+        ``output-dir`` is relative: the ServerApp does not run where the command was typed.
+    """
+    if config.resume is not None:
+        return Path(config.resume).expanduser()
+    if output_dir:
+        folder = Path(output_dir).expanduser()
+        if not folder.is_absolute():
+            raise ValueError(f"output-dir={output_dir!r} is not allowed: an absolute path")
+        return folder
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    name = f"{stamp}-{config.name or config.algorithm.name}-seed{config.seed}-{run_id}"
+    return Path.home() / "protofed-results" / name
+
+
+def _prepare_machine(config: Config) -> torch.device:
+    """Set the threads of the server, and return the device of its training."""
+    threads = config.federation.server_threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    wanted = config.federation.server_device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("federation.server_device=cuda is not possible: the server has no CUDA device")
+    use_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if use_cuda else "cpu")
+
+
+def _resumed(config: Config, folder: Path) -> tuple[State, Checkpoint]:
+    """Return what the run in ``folder`` goes on from; nothing is written before all of it has been checked."""
+    check_unchanged(config, folder)
+    state, checkpoint = load_checkpoint(folder / CHECKPOINT)
+    done = f"at least {checkpoint.round}, the rounds already done"
+    require(config.federation.rounds >= checkpoint.round, "federation.rounds", config.federation.rounds, done)
+    LOG.log(INFO, "going on after round %d of %d", checkpoint.round, config.federation.rounds)
+    return state, checkpoint
+
+
+def _finish(recorder: Recorder, status: str, reason: str | None, run: Run | None) -> None:
+    federation = recorder.config.federation
+    extra: dict[str, Any] = {
+        "accuracy_rule": recorder.config.algorithm.inference,
+        "accuracy_model": "each client's own",
+        "accuracy_averaging": "test samples" if federation.report_sizes else "clients",
+        "session": run.session if run else None,
+    }
+    roster = run.roster if run else None
+    if roster is not None:
+        recorder.write_clients(roster)
+    recorder.finish(status, reason, roster, extra)
