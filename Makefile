@@ -43,8 +43,8 @@ test-all: install-dev
 	$(BIN)/python -m pytest
 
 lint: install-dev
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
 
 bench: install-dev
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done

@@ -31,7 +31,7 @@ class Session:
     dataset: ImageDataset
     split: Split
     device: torch.device
-    download: Download = field(default_factory=lambda: Download(0, "none"))
+    download: Download = field(default_factory=Download)
 
     @property
     def num_classes(self) -> int:

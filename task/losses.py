@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from task.prototypes import class_means
+from task.prototypes import class_means, pairwise_distance
 
 
 def class_mean_distance(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tensor, known_C: Tensor) -> Tensor:
@@ -50,3 +51,21 @@ def sample_squared_error(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tensor, 
     """
     targets_BK = torch.where(known_C[labels_B].unsqueeze(1), protos_CK[labels_B], feats_BK.detach())
     return (feats_BK - targets_BK).square().mean()
+
+
+def prototype_cross_entropy(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tensor, known_C: Tensor) -> Tensor:
+    """Return the cross-entropy of the classifier whose logits are minus the distances to the global prototypes.
+
+    It is what inference by nearest prototype decides on, and FedTGP's server loss with margin 0 for single samples:
+    features learn to lie nearer to the prototype of their class than to any other, wherever the prototypes are.
+
+    Parameters and return value are those of ``class_mean_distance``; samples whose class has no prototype add 0, and
+    the mean is over the others.
+    """
+    counted_B = known_C[labels_B]
+    # Far, but finite: with no prototype at all, infinities would turn the dropped losses into NaN.
+    logits_BC = -pairwise_distance(feats_BK, protos_CK).masked_fill(~known_C, 1e9)
+    # A sample that does not count gets its nearest class, so that the loss that is dropped is a small number.
+    classes_B = torch.where(counted_B, labels_B, logits_BC.detach().argmax(dim=1))
+    losses_B = functional.cross_entropy(logits_BC, classes_B, reduction="none") * counted_B
+    return losses_B.sum() / counted_B.sum().clamp(min=1)

@@ -29,28 +29,40 @@ class PrototypeSet:
 
 
 @dataclass(frozen=True)
-class Download:
-    """What a client receives: the round (from 1), the run's ``session``, and global prototypes if there are any.
+class Shared:
+    """What a method's server sends: global prototypes, named weights, both, or nothing (yet)."""
+
+    prototypes: PrototypeSet | None = None
+    weights: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Download(Shared):
+    """What a client receives: what the server shares, the round (from 1) and the run's ``session``.
 
     ``state_round`` is the round whose training made the client's current private state, 0 for none: a client that
     cannot find exactly that state must say so instead of starting anew. ``durable_round`` is the round that the
     server could go on from after a crash; client states that are no longer needed for that may be deleted.
     """
 
-    round: int
-    session: str
+    round: int = 0
+    session: str = ""
     state_round: int = 0
     durable_round: int = 0
-    prototypes: PrototypeSet | None = None
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client returns from training: prototypes if its method has them, and the losses it saw."""
+    """What a client returns from training: what its method shares, and the mean losses it saw.
+
+    ``examples`` is the number of training samples, only for methods that weight clients by it.
+    """
 
     partition: int
     round: int
     prototypes: PrototypeSet | None = None
+    weights: Mapping[str, Tensor] | None = None
+    examples: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

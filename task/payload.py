@@ -1,8 +1,8 @@
 """What travels between server and clients, and the only file that names records and keys.
 
-Every message is a Flower ``RecordDict``: a ``header`` (round, partition), at most one ``prototypes`` record of arrays,
-and a ``metrics`` record of numbers. Nothing is pickled. Decoding trusts nobody: shape, dtype, class ids,
-round and finiteness are checked, and an error names the client, the record and what is allowed.
+Every message is a Flower ``RecordDict``: a ``header`` (round, partition), at most one ``prototypes`` and one
+``weights`` record of arrays, and a ``metrics`` record of numbers. Nothing is pickled. Decoding trusts nobody: shape,
+dtype, class ids, round and finiteness are checked; an error names the client, the record and what is allowed.
 """
 
 import io
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
 
-HEADER, PROTOTYPES, METRICS = "header", "prototypes", "metrics"
+HEADER, PROTOTYPES, WEIGHTS, METRICS = "header", "prototypes", "weights", "metrics"
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ def encode_download(download: Download) -> RecordDict:
             "durable-round": download.durable_round,
         }
     )
-    return _with_prototypes(RecordDict({HEADER: header}), download.prototypes)
+    return _with_arrays(RecordDict({HEADER: header}), download)
 
 
 def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> Download:
@@ -51,18 +51,17 @@ def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> 
         state_round=_whole(header, "state-round", "server", 0),
         durable_round=_whole(header, "durable-round", "server", 0),
         prototypes=_prototypes(content, "server", num_classes, feature_dim),
+        weights=_weights(content, "server"),
     )
 
 
 def encode_upload(upload: Upload) -> RecordDict:
     """Return the message content of a train reply."""
-    content = RecordDict(
-        {
-            HEADER: ConfigRecord({"round": upload.round, "partition": upload.partition}),
-            METRICS: MetricRecord({key: float(value) for key, value in upload.metrics.items()}),
-        }
-    )
-    return _with_prototypes(content, upload.prototypes)
+    header: dict[str, Any] = {"round": upload.round, "partition": upload.partition}
+    if upload.examples is not None:
+        header["num-examples"] = upload.examples
+    metrics = MetricRecord({key: float(value) for key, value in upload.metrics.items()})
+    return _with_arrays(RecordDict({HEADER: ConfigRecord(header), METRICS: metrics}), upload)
 
 
 def decode_upload(content: RecordDict, expected: Expected) -> Upload:
@@ -74,9 +73,15 @@ def decode_upload(content: RecordDict, expected: Expected) -> Upload:
         One line naming the client, when anything is missing, malformed, out of range or not finite.
     """
     who = f"client {expected.partition}"
-    _check_header(content, expected, who)
-    prototypes = _prototypes(content, who, expected.num_classes, expected.feature_dim)
-    return Upload(expected.partition, expected.round, prototypes, _metrics(content, who))
+    header = _check_header(content, expected, who)
+    return Upload(
+        expected.partition,
+        expected.round,
+        prototypes=_prototypes(content, who, expected.num_classes, expected.feature_dim),
+        weights=_weights(content, who),
+        examples=_whole(header, "num-examples", who, 0) if "num-examples" in header else None,
+        metrics=_metrics(content, who),
+    )
 
 
 def encode_evaluation(report: EvaluationReport) -> RecordDict:
@@ -159,13 +164,31 @@ def decode_tensors(record: ArrayRecord, who: str) -> dict[str, Tensor]:
     return {name: torch.from_numpy(_array(record, name, who)) for name in record}
 
 
-def _with_prototypes(content: RecordDict, prototypes: PrototypeSet | None) -> RecordDict:
+def _with_arrays(content: RecordDict, message: Download | Upload) -> RecordDict:
+    prototypes = message.prototypes
+    if message.weights is not None:
+        content[WEIGHTS] = encode_tensors(message.weights)
     if prototypes is not None:
         tensors = {"class-ids": prototypes.class_ids, "vectors": prototypes.vectors}
         if prototypes.counts is not None:
             tensors["counts"] = prototypes.counts
         content[PROTOTYPES] = encode_tensors(tensors)
     return content
+
+
+def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
+    if WEIGHTS not in content:
+        return None
+    record = content[WEIGHTS]
+    if not isinstance(record, ArrayRecord):
+        raise ValueError(f"{who} sent {WEIGHTS} as {type(record).__name__}: an ArrayRecord is needed")
+    tensors = decode_tensors(record, who)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.int64):
+            raise ValueError(f"{who} sent {WEIGHTS}.{name} as {tensor.dtype}: float32 or int64 is needed")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{who} sent {WEIGHTS}.{name} that is not finite (NaN or Inf)")
+    return tensors
 
 
 def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> PrototypeSet | None:

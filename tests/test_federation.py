@@ -73,7 +73,7 @@ def test_no_sample_count_leaves_a_fedtgp_client(algorithm: str, tmp_path: Path) 
     for reply in replies:
         assert set(reply.content["prototypes"]) == {"class-ids", "vectors"}
         assert set(reply.content["header"]) == {"round", "partition"}
-        assert set(reply.content["metrics"]) <= {"loss", "prototype_loss"}
+        assert set(reply.content["metrics"]) <= {"loss", "prototype_loss", "contrast_loss"}
         assert all(isinstance(value, float) for value in reply.content["metrics"].values())
 
 

@@ -28,7 +28,7 @@ def prototypes(counts: bool = False) -> PrototypeSet:
 
 
 def upload(counts: bool = False) -> RecordDict:
-    return encode_upload(Upload(3, 2, prototypes(counts), {"loss": 0.5}))
+    return encode_upload(Upload(3, 2, prototypes(counts), metrics={"loss": 0.5}))
 
 
 def same(a: PrototypeSet | None, b: PrototypeSet | None) -> bool:
@@ -46,11 +46,11 @@ def test_upload_round_trip(counts: bool) -> None:
 
 
 def test_download_round_trip() -> None:
-    sent = Download(2, "run-7", 1, 0, prototypes())
+    sent = Download(prototypes(), None, 2, "run-7", 1, 0)
     decoded = decode_download(encode_download(sent), C, K)
     assert (decoded.round, decoded.session, decoded.state_round, decoded.durable_round) == (2, "run-7", 1, 0)
     assert same(decoded.prototypes, prototypes())
-    assert decode_download(encode_download(Download(1, "s")), C, K).prototypes is None
+    assert decode_download(encode_download(Download(round=1, session="s")), C, K).prototypes is None
 
 
 @pytest.mark.parametrize("examples", [None, 0, 12])
@@ -69,6 +69,27 @@ def test_node_report_round_trip(shared: bool) -> None:
 def test_a_client_without_classes_can_report() -> None:
     sent = NodeReport(0, 1, "cnn4", 9, K, ("a", "b"), "cpu", (), 0, 0, (0, 0))
     assert decode_node_report(encode_node_report(sent), 1) == sent
+
+
+def test_weights_round_trip_with_their_types() -> None:
+    weights = {"layer.weight": torch.randn(3, 2), "layer.num_batches_tracked": torch.tensor(7)}
+    decoded = decode_upload(encode_upload(Upload(3, 2, weights=weights, examples=12)), EXPECTED)
+    assert decoded.weights is not None
+    assert list(decoded.weights) == list(weights)
+    assert all(torch.equal(decoded.weights[name], tensor) for name, tensor in weights.items())
+    assert decoded.weights["layer.num_batches_tracked"].dtype == torch.int64
+    assert decoded.examples == 12
+    received = decode_download(encode_download(Download(None, weights, 1, "s")), C, K).weights
+    assert received is not None
+    assert torch.equal(received["layer.weight"], weights["layer.weight"])
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.tensor([1.0, float("nan")]), torch.tensor([float("inf")]), torch.zeros(2, dtype=torch.float64)]
+)
+def test_bad_weights_are_refused_with_client_and_name(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"client 3 sent weights\.head\.bias"):
+        decode_upload(encode_upload(Upload(3, 2, weights={"head.bias": tensor})), EXPECTED)
 
 
 def test_vectors_dominate_the_bytes() -> None:
@@ -123,7 +144,7 @@ MALFORMED: dict[str, Callable[[], RecordDict]] = {
     "round as text": lambda: with_header(round="2"),
     "no header": lambda: without("header"),
     "no metrics": lambda: without("metrics"),
-    "NaN metric": lambda: encode_upload(Upload(3, 2, None, {"loss": float("nan")})),
+    "NaN metric": lambda: encode_upload(Upload(3, 2, metrics={"loss": float("nan")})),
     "unknown key": lambda: replaced("pickle", np.zeros(1)),
     "a shape of terabytes": lambda: replaced("vectors", header_promises((10**6, 10**6))),
     "no numpy bytes": lambda: replaced("vectors", Array("float32", (2, K), "numpy.ndarray", b"\x80\x04junk")),
@@ -169,4 +190,4 @@ def test_accuracies_out_of_range_are_refused(value: float) -> None:
 
 def test_session_names_cannot_leave_the_state_folder() -> None:
     with pytest.raises(ValueError, match="session"):
-        decode_download(encode_download(Download(1, "../../etc")), C, K)
+        decode_download(encode_download(Download(round=1, session="../../etc")), C, K)

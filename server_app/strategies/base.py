@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
-from task.messages import Download, EvaluationReport, Expected, PrototypeSet, Upload
+from task.messages import Download, EvaluationReport, Expected, Shared, Upload
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
@@ -62,8 +62,8 @@ class RoundStrategy(Strategy):
         """Return the method's state before round 1 for C classes and features of width K."""
 
     @abstractmethod
-    def downlink(self, state: State) -> PrototypeSet | None:
-        """Return what clients receive, None when there is nothing (yet)."""
+    def downlink(self, state: State) -> Shared:
+        """Return what clients receive, an empty ``Shared`` when there is nothing (yet)."""
 
     @abstractmethod
     def absorb(
@@ -135,7 +135,7 @@ class RoundStrategy(Strategy):
     def checkpoint(self) -> None:
         """Make the run resumable from the round just done."""
         run = self.run
-        run.recorder.write_prototypes(self.downlink(run.state), run.client_prototypes)
+        run.recorder.write_prototypes(self.downlink(run.state).prototypes, run.client_prototypes)
         run.recorder.write_clients(run.roster)
         durable = Checkpoint(run.done, run.session, dict(sorted(run.state_rounds.items())))
         save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
@@ -154,10 +154,17 @@ class RoundStrategy(Strategy):
 
     def _address(self, partitions: list[int], number: int, phase: str) -> list[Message]:
         run, messages = self.run, []
-        prototypes = self.downlink(run.state)
+        shared = self.downlink(run.state)
         self._sent = {}
         for partition in partitions:
-            download = Download(number, run.session, run.state_rounds.get(partition, 0), self._durable, prototypes)
+            download = Download(
+                shared.prototypes,
+                shared.weights,
+                round=number,
+                session=run.session,
+                state_round=run.state_rounds.get(partition, 0),
+                durable_round=self._durable,
+            )
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
             node = run.roster.node_ids[partition]

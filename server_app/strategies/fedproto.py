@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from server_app.strategies.base import RoundStrategy, State
-from task.messages import PrototypeSet, Upload
+from task.messages import PrototypeSet, Shared, Upload
 from task.methods.fedproto import average_prototypes
 from task.prototypes import smallest_gap
 
@@ -32,10 +32,10 @@ class FedProto(RoundStrategy):
         """Return a state in which no class has a prototype."""
         return {"vectors": torch.zeros(num_classes, width), "known": torch.zeros(num_classes, dtype=torch.bool)}
 
-    def downlink(self, state: State) -> PrototypeSet | None:
-        """Return the prototypes that exist; None before the first."""
+    def downlink(self, state: State) -> Shared:
+        """Return the prototypes that exist; nothing before the first."""
         ids = state["known"].nonzero().flatten()
-        return PrototypeSet(ids, state["vectors"][ids]) if len(ids) else None
+        return Shared(PrototypeSet(ids, state["vectors"][ids])) if len(ids) else Shared()
 
     def absorb(
         self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device

@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from server_app.strategies.base import RoundStrategy, State
-from task.messages import PrototypeSet, Upload
+from task.messages import PrototypeSet, Shared, Upload
 from task.methods.fedtgp import PrototypeNetwork, ServerTraining, adaptive_margin, centroids, train_prototypes
 from task.prototypes import smallest_gap
 from task.schema import require
@@ -59,14 +59,14 @@ class FedTGP(RoundStrategy):
         network = PrototypeNetwork(num_classes, width, self.use_network, rng)
         return {**network.state_dict(), "trained_rounds": torch.zeros((), dtype=torch.int64)}
 
-    def downlink(self, state: State) -> PrototypeSet | None:
+    def downlink(self, state: State) -> Shared:
         """Return the global prototypes of all C classes, also those that nobody has shown yet."""
         if not self.send_untrained and not int(state["trained_rounds"]):
-            return None
+            return Shared()
         with torch.no_grad():
             # Without F the output is the parameter itself: detached, so that nobody can train or change it.
             vectors_CK = self._network(state, torch.device("cpu"))().detach().clone()
-        return PrototypeSet(torch.arange(len(vectors_CK)), vectors_CK)
+        return Shared(PrototypeSet(torch.arange(len(vectors_CK)), vectors_CK))
 
     def absorb(
         self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device

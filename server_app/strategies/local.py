@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from server_app.strategies.base import RoundStrategy, State
-from task.messages import PrototypeSet, Upload
+from task.messages import Shared, Upload
 
 
 @dataclass
@@ -18,9 +18,9 @@ class Local(RoundStrategy):
         """Return an empty state."""
         return {}
 
-    def downlink(self, state: State) -> PrototypeSet | None:
-        """Return None."""
-        return None
+    def downlink(self, state: State) -> Shared:
+        """Return nothing."""
+        return Shared()
 
     def absorb(
         self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device

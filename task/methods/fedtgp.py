@@ -16,19 +16,24 @@ here                  paper
 ====================  ==========================================================================
 
 Departures from the authors' code: prototypes are those of the model after training, not before; the margin is the
-largest distance between two centroids (``max_of_min`` gives the code's rule); distances are computed directly, so
-that a prototype on top of another gives no NaN; every class keeps its prototype while nobody shows it.
+largest distance between two centroids (``max_of_min`` gives the code's rule); distances are computed so that a
+prototype on top of another gives no NaN; every class keeps its prototype while nobody shows it.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from task.methods.contrastive_gradient import Targets, contrastive_gradient
 from task.prototypes import pairwise_distance
+
+Gradient = Callable[[Tensor], Tensor]
+"""The gradient of a loss at ``(C, K)`` global prototypes, of the same shape."""
 
 
 class PrototypeNetwork(nn.Module):
@@ -58,6 +63,32 @@ class PrototypeNetwork(nn.Module):
         """Return the ``(C, K)`` global prototypes."""
         protos_CK: Tensor = self.network(self.latents_CK)
         return protos_CK
+
+    @torch.no_grad()
+    def descend(self, gradient: Gradient, lr: float) -> None:
+        """Take one step of plain gradient descent on a loss whose ``gradient`` at the prototypes is known.
+
+        What autograd and an optimiser would do in many calls: the gradient of a weight matrix, a product of two
+        ``(C, K)`` matrices, goes straight into the matrix. Each layer is read and changed in one go, while it is in
+        the cache.
+        """
+        latents_CK, layers = self.latents_CK, [m for m in self.network.modules() if isinstance(m, nn.Linear)]
+        if not layers:
+            latents_CK.sub_(gradient(latents_CK), alpha=lr)
+            return
+        first, second = layers
+        hidden_CK = torch.addmm(first.bias, latents_CK, first.weight.T).relu_()
+        slope_CK = gradient(torch.addmm(second.bias, hidden_CK, second.weight.T))
+        slope_CK = _descend_layer(second, hidden_CK, slope_CK, lr).mul_(hidden_CK.sign())  # the slope of ReLU
+        latents_CK.sub_(_descend_layer(first, latents_CK, slope_CK, lr), alpha=lr)
+
+
+def _descend_layer(layer: nn.Linear, inputs_CK: Tensor, slope_CK: Tensor, lr: float) -> Tensor:
+    """Step a layer against ``slope_CK``, the gradient of its output; return the gradient of its inputs before that."""
+    slope_of_inputs_CK = slope_CK @ layer.weight
+    layer.weight.addmm_(slope_CK.T, inputs_CK, alpha=-lr)
+    layer.bias.sub_(slope_CK.sum(dim=0), alpha=lr)
+    return slope_of_inputs_CK
 
 
 def centroids(received_NK: Tensor, classes_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,35 +216,40 @@ def train_prototypes(
     float
         The loss over all received prototypes after the last step.
     """
-    total = len(received_NK)
-    size = min(training.batch_size or total, total)
-    steps = training.epochs * math.ceil(total / size)
-    if steps:
-        optimizer = _optimizer(network, training)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(training.schedule, steps))
-        for _ in range(training.epochs):
-            order = torch.randperm(total, generator=generator).to(received_NK.device) if size < total else None
-            for start in range(0, total, size):
-                rows = order[start : start + size] if order is not None else slice(None)
-                loss = contrastive_loss(received_NK[rows], classes_N[rows], network(), margin)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                scheduler.step()
+    targets = Targets.of(received_NK, classes_N, len(network.latents_CK))
+    size = min(training.batch_size or len(received_NK), len(received_NK))
+    steps = training.epochs * math.ceil(len(received_NK) / size)
+    descend = _descent(network, training)
+    step = 0
+    for _ in range(training.epochs):
+        for batch in targets.batches(size, generator):
+            lr = training.lr * _schedule(training.schedule, step / steps)
+            descend(partial(contrastive_gradient, batch, margin=margin), lr)
+            step += 1
     with torch.no_grad():
         return float(contrastive_loss(received_NK, classes_N, network(), margin))
 
 
-def _optimizer(network: nn.Module, training: ServerTraining) -> torch.optim.Optimizer:
+def _descent(network: PrototypeNetwork, training: ServerTraining) -> Callable[[Gradient, float], None]:
+    """Return a new optimiser: a function that takes one step, given the gradient and the learning rate."""
     if training.optimizer == "sgd":
-        return torch.optim.SGD(network.parameters(), lr=training.lr)
+        return network.descend
     assert training.optimizer == "adam"
-    return torch.optim.Adam(network.parameters(), lr=training.lr)
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.lr, fused=True)
+
+    def descend(gradient: Gradient, lr: float) -> None:
+        protos_CK = network()
+        optimizer.zero_grad(set_to_none=True)
+        protos_CK.backward(gradient(protos_CK.detach()))  # type: ignore[no-untyped-call]
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+
+    return descend
 
 
-def _schedule(name: str, steps: int) -> Callable[[int], float]:
-    """Return the factor on the learning rate by step."""
+def _schedule(name: str, progress: float) -> float:
+    """Return the factor on the learning rate when this share of the steps is done."""
     if name == "constant":
-        return lambda step: 1.0
+        return 1.0
     assert name == "cosine"
-    return lambda step: 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
+    return 0.5 * (1 + math.cos(math.pi * progress))

@@ -55,7 +55,10 @@ def test_only_what_a_resumed_run_may_ask_for_is_kept(tmp_path: Path) -> None:
         "round-000006.safetensors",
     ]
     store.save(5, tensors(5), 4)  # resumed at round 4: round 6 belongs to a past that did not happen
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["round-000004.safetensors", "round-000005.safetensors"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "round-000004.safetensors",
+        "round-000005.safetensors",
+    ]
 
 
 def test_a_folder_that_cannot_be_written_names_the_client(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def session(overrides: str = "", partition: int = 0, samples: int | None = 40) -
     found = open_session(Context(1, 1, node, RecordDict(), run_config))
     if samples is not None:
         found.split = Split(found.split.train[:samples], found.split.test[:samples])
-    found.download = Download(1, "test", prototypes=prototypes(found))
+    found.download = Download(prototypes(found), round=1, session="test")
     return found
 
 

@@ -48,7 +48,7 @@ def test_a_failing_job_does_not_hide_in_a_sweep(tmp_path: Path) -> None:
     assert "2  completed" in table
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_stops_everything(number: signal.Signals, tmp_path: Path) -> None:
     with started(tmp_path, *SMALL, "federation.rounds=1000") as command:
         command.wait_for("round    1/1000", 200)
@@ -59,6 +59,16 @@ def test_an_interrupted_run_stops_everything(number: signal.Signals, tmp_path: P
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert (summary["status"], summary["reason"]) == ("failed", "interrupted")
     assert summary["rounds_done"] >= 1
+
+
+@pytest.mark.slow
+def test_two_runs_at_the_same_time_keep_apart(tmp_path: Path) -> None:
+    with started(tmp_path, *SMALL, "seed=1") as first, started(tmp_path, *SMALL, "seed=2") as second:
+        codes = [command.process.wait(400) for command in (first, second)]
+    assert codes == [0, 0], first.text + second.text
+    runs = [read_run(folder) for folder in results(tmp_path)]
+    assert sorted(run.seed or 0 for run in runs) == [1, 2]
+    assert [len(run.rounds) for run in runs] == [2, 2]
 
 
 @pytest.mark.slow
