@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
     session, trainer = _open(message, context)
     store = open_store(session.config, session.node, context, session.download.session)
     content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
-    store.save(session.download.round, session.model.state_dict(), session.download.durable_round)
+    store.save(session.download.round, session.state(), session.download.durable_round)
     return Message(content, reply_to=message)
 
 
@@ -69,13 +69,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
     session = open_session(context)
-    download = decode_download(message.content, session.num_classes, session.config.model.feature_dim)
-    session.download = download
-    if download.state_round:
-        store = open_store(session.config, session.node, context, download.session)
-        session.restore(store.load(download.state_round))
     trainer = build(session.config.algorithm.client, "algorithm.client")
     assert isinstance(trainer, Trainer)
+    session.download = decode_download(message.content, session.num_classes, trainer.shared_width(session))
+    if session.download.state_round:
+        store = open_store(session.config, session.node, context, session.download.session)
+        session.restore(store.load(session.download.state_round))
     return session, trainer
 
 

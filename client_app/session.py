@@ -21,10 +21,15 @@ from task.models.split import SplitModel
 from task.schema import Config
 from task.seeding import torch_stream
 
+MODEL, KEPT = "model.", "kept."
+
 
 @dataclass
 class Session:
-    """One message of one client. Data and model are made when they are first asked for."""
+    """One message of one client. Data and model are made when they are first asked for.
+
+    ``kept`` holds what a method itself keeps on the client from one training to the next, beside the model.
+    """
 
     config: Config
     node: NodeSettings
@@ -32,6 +37,7 @@ class Session:
     split: Split
     device: torch.device
     download: Download = field(default_factory=Download)
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_classes(self) -> int:
@@ -49,14 +55,20 @@ class Session:
         model = self._build_model()
         return self._place(model)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the client must keep until it is asked again: its model, and ``kept``."""
+        model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
+        return model | {KEPT + name: tensor for name, tensor in self.kept.items()}
+
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Make ``state`` the weights and buffers of the model, without initialising it first."""
+        """Take up what ``state()`` returned, without initialising the model first."""
         with torch.device("meta"):
             model = self._build_model()
         # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
         # the last bits of a result must not depend on where a state came from.
-        model.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
-        self.__dict__["model"] = self._place(model)
+        copies = {name: tensor.clone() for name, tensor in state.items()}
+        model.load_state_dict(_part(copies, MODEL), assign=True)
+        self.__dict__["model"], self.kept = self._place(model), _part(copies, KEPT)
 
     def train_batches(self) -> Iterator[Batch]:
         """Return the shuffled batches of one epoch; every call goes on in the message's random stream."""
@@ -101,6 +113,10 @@ class Session:
     def _place(self, model: SplitModel) -> SplitModel:
         layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format
         return model.to(self.device).to(memory_format=layout)
+
+
+def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def open_session(context: Context) -> Session:

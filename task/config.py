@@ -135,7 +135,7 @@ def _compose(words: list[str]) -> DictConfig:
 
 def _check_targets(config: Config) -> None:
     """Build every node once, so that a wrong setting is found here and not in round 1."""
-    build(config.algorithm.server, "algorithm.server")
+    build(config.algorithm.server, "algorithm.server").check(config)
     build(config.algorithm.client, "algorithm.client")
     build(config.data.source, "data.source")
     build(config.partition, "partition")

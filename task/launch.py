@@ -175,6 +175,10 @@ def _conclude(job: Job, folder: Path, fresh: bool, interrupted: bool, rounds_don
     """Read how the run that has just ended went; ``fresh`` says whether it wrote a summary."""
     log = folder / "flower.log"
     reason = INTERRUPTED if interrupted else last_error(log)
+    if "ActorPool is empty" in reason:
+        federation = job.config.federation
+        asked = f"cpus_per_client={federation.cpus_per_client} and gpus_per_client={federation.gpus_per_client}"
+        reason = f"no client fits on this machine with federation.{asked}: lower them"
     try:
         summary = read_summary(folder / "summary.json")
     except ValueError as error:

@@ -51,6 +51,7 @@ class ModelConfig:
     """Who trains which architecture: client i takes entry i mod n and head i mod (number of heads).
 
     ``heads`` lists the hidden widths of each head, ``[]`` being one linear layer. ``feature_dim`` is K.
+    ``auxiliary`` is the model that FML and FedKD share, with head 0; null takes the first entry.
     With ``same_init`` clients of one architecture start from the same weights. ``pretrained`` maps the name
     of an entry to a safetensors file with the weights of its body.
     """
@@ -61,6 +62,7 @@ class ModelConfig:
     heads: list[list[int]] = field(default_factory=lambda: [[]])
     final_relu: bool = False
     same_init: bool = False
+    auxiliary: Node | None = None
     pretrained: dict[str, str] = field(default_factory=dict, metadata={"path": True})
 
     def __post_init__(self) -> None:
@@ -69,8 +71,8 @@ class ModelConfig:
         require(len(self.heads) >= 1, "model.heads", self.heads, "at least one head, [] being one linear layer")
         widths = [width for head in self.heads for width in head]
         require(all(width >= 1 for width in widths), "model.heads", self.heads, "hidden widths of at least 1")
-        names = {entry.get("name") for entry in self.entries}
-        unknown = sorted(set(self.pretrained) - {str(name) for name in names})
+        names = {str(entry.get("name")) for entry in self.entries}
+        unknown = sorted(set(self.pretrained) - names)
         require(not unknown, "model.pretrained", unknown, "names of model.entries only")
 
 

@@ -52,7 +52,9 @@ def test_leaves_do_not_import_leaves(folder: str) -> None:
     for path in (ROOT / folder).glob("*.py"):
         if path.stem in ("__init__", "base"):
             continue
-        siblings = {name.rsplit(".", 1)[-1] for name in imports(path) if name.startswith(folder.replace("/", ".") + ".")}
+        siblings = {
+            name.rsplit(".", 1)[-1] for name in imports(path) if name.startswith(folder.replace("/", ".") + ".")
+        }
         assert siblings <= {"base"}, f"{name_of(path)} imports {siblings}"
 
 
@@ -85,11 +87,23 @@ def test_flower_is_used_only_through_its_public_modules() -> None:
 def test_the_top_level_is_what_it_says() -> None:
     import subprocess
 
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split(
+        "\n"
+    )
     if not any(tracked):
         pytest.skip("not a git checkout")
     top = {line.split("/")[0] for line in tracked if line and not line.startswith(".")}
-    expected = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "server_app", "client_app", "task", "conf", "tests"}
+    expected = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+        "server_app",
+        "client_app",
+        "task",
+        "conf",
+        "tests",
+    }
     assert top <= expected
 
 

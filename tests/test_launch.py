@@ -201,6 +201,11 @@ def test_the_private_environment_keeps_others_out(tmp_path: Path, monkeypatch) -
         (program("failed"), "failed", "why"),
         (program(None, "raise RuntimeError('no memory')"), "failed", "RuntimeError: no memory"),
         (program(None, "print('last words')"), "failed", "last words"),
+        (
+            program(None, "raise ValueError('ActorPool is empty.')"),
+            "failed",
+            "no client fits on this machine with federation.cpus_per_client=1 and gpus_per_client=0.0: lower them",
+        ),
         (program(None, "os._exit(0)"), "failed", "no output"),
         (program("completed", "(folder / 'summary.json').mkdir()"), "failed", None),
         (program(None, "(folder / 'summary.json').write_text('nonsense')"), "failed", None),

@@ -10,6 +10,10 @@ from task.metrics import evaluate
 class Trainer(ABC):
     """A leaf is a dataclass of settings with ``fit``, whose step reads like the paper's local objective."""
 
+    def shared_width(self, session: Session) -> int:
+        """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""
+        return session.config.model.feature_dim
+
     @abstractmethod
     def fit(self, session: Session) -> Upload:
         """Train the session's model on the client's data and return what the server gets."""

@@ -57,6 +57,20 @@ class RoundStrategy(Strategy):
 
     run: Run
 
+    def check(self, config: Config) -> None:
+        """Refuse a configuration that the method cannot run, with a ``ValueError`` of one line; called at load."""
+
+    def shared_width(self, num_classes: int, feature_dim: int) -> int:
+        """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""
+        return feature_dim
+
+    def inspect(self, state: State, upload: Upload) -> None:
+        """Refuse an upload that does not fit the method, with a ``ValueError`` naming the client: it is dropped."""
+
+    def personal(self, state: State, partition: int, shared: Shared) -> Shared:
+        """Return what one client receives: the same as everybody, unless a leaf says otherwise."""
+        return shared
+
     @abstractmethod
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return the method's state before round 1 for C classes and features of width K."""
@@ -157,9 +171,10 @@ class RoundStrategy(Strategy):
         shared = self.downlink(run.state)
         self._sent = {}
         for partition in partitions:
+            own = self.personal(run.state, partition, shared)
             download = Download(
-                shared.prototypes,
-                shared.weights,
+                own.prototypes,
+                own.weights,
                 round=number,
                 session=run.session,
                 state_round=run.state_rounds.get(partition, 0),
@@ -186,9 +201,11 @@ class RoundStrategy(Strategy):
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
                 self._row["bytes"][f"{phase}_up"] += nbytes(reply.content)
-                width = self.run.config.model.feature_dim
-                expected = Expected(partition, self._row["round"], self.run.num_classes, width)
-                good.append(decode(reply.content, expected))
+                width = self.shared_width(self.run.num_classes, self.run.config.model.feature_dim)
+                decoded = decode(reply.content, Expected(partition, self._row["round"], self.run.num_classes, width))
+                if isinstance(decoded, Upload):
+                    self.inspect(self.run.state, decoded)
+                good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
         for partition, _ in waiting.values():

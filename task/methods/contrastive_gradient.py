@@ -41,7 +41,8 @@ class Targets:
             yield self
             return
         order = torch.randperm(total, generator=generator).to(self.vectors_NK.device)
-        parts = (tensor[order].split(size) for tensor in (self.vectors_NK, self.squares_N1, self.classes_NC))
+        tensors = self.vectors_NK, self.squares_N1, self.classes_NC
+        parts = (torch.split(tensor[order], size) for tensor in tensors)
         yield from map(Targets, *parts)
 
 

@@ -34,6 +34,8 @@ from task.prototypes import pairwise_distance
 
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of a loss at ``(C, K)`` global prototypes, of the same shape."""
+Descent = Callable[[Gradient, float], object]
+"""Takes one step down a loss, given its gradient and the learning rate."""
 
 
 class PrototypeNetwork(nn.Module):
@@ -63,32 +65,6 @@ class PrototypeNetwork(nn.Module):
         """Return the ``(C, K)`` global prototypes."""
         protos_CK: Tensor = self.network(self.latents_CK)
         return protos_CK
-
-    @torch.no_grad()
-    def descend(self, gradient: Gradient, lr: float) -> None:
-        """Take one step of plain gradient descent on a loss whose ``gradient`` at the prototypes is known.
-
-        What autograd and an optimiser would do in many calls: the gradient of a weight matrix, a product of two
-        ``(C, K)`` matrices, goes straight into the matrix. Each layer is read and changed in one go, while it is in
-        the cache.
-        """
-        latents_CK, layers = self.latents_CK, [m for m in self.network.modules() if isinstance(m, nn.Linear)]
-        if not layers:
-            latents_CK.sub_(gradient(latents_CK), alpha=lr)
-            return
-        first, second = layers
-        hidden_CK = torch.addmm(first.bias, latents_CK, first.weight.T).relu_()
-        slope_CK = gradient(torch.addmm(second.bias, hidden_CK, second.weight.T))
-        slope_CK = _descend_layer(second, hidden_CK, slope_CK, lr).mul_(hidden_CK.sign())  # the slope of ReLU
-        latents_CK.sub_(_descend_layer(first, latents_CK, slope_CK, lr), alpha=lr)
-
-
-def _descend_layer(layer: nn.Linear, inputs_CK: Tensor, slope_CK: Tensor, lr: float) -> Tensor:
-    """Step a layer against ``slope_CK``, the gradient of its output; return the gradient of its inputs before that."""
-    slope_of_inputs_CK = slope_CK @ layer.weight
-    layer.weight.addmm_(slope_CK.T, inputs_CK, alpha=-lr)
-    layer.bias.sub_(slope_CK.sum(dim=0), alpha=lr)
-    return slope_of_inputs_CK
 
 
 def centroids(received_NK: Tensor, classes_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,19 +206,48 @@ def train_prototypes(
         return float(contrastive_loss(received_NK, classes_N, network(), margin))
 
 
-def _descent(network: PrototypeNetwork, training: ServerTraining) -> Callable[[Gradient, float], None]:
-    """Return a new optimiser: a function that takes one step, given the gradient and the learning rate."""
+def _descent(network: PrototypeNetwork, training: ServerTraining) -> Descent:
+    """Return a new optimiser."""
     if training.optimizer == "sgd":
-        return network.descend
+        return _plain_descent(network)
     assert training.optimizer == "adam"
     optimizer = torch.optim.Adam(network.parameters(), lr=training.lr, fused=True)
 
     def descend(gradient: Gradient, lr: float) -> None:
         protos_CK = network()
         optimizer.zero_grad(set_to_none=True)
-        protos_CK.backward(gradient(protos_CK.detach()))  # type: ignore[no-untyped-call]
+        protos_CK.backward(gradient(protos_CK.detach()))
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
+
+    return descend
+
+
+def _plain_descent(network: PrototypeNetwork) -> Descent:
+    """Return plain gradient descent, written out: a third of the time of autograd and ``torch.optim.SGD``.
+
+    The gradient of a weight matrix, a product of two ``(C, K)`` matrices, goes straight into the matrix, and each
+    matrix is used and changed in one go, while it is in the processor's cache.
+    """
+    latents_CK = network.latents_CK.detach()
+    layers = [(m.weight.detach(), m.bias.detach()) for m in network.network.modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        return lambda gradient, lr: latents_CK.sub_(gradient(latents_CK), alpha=lr)
+    first, second = layers
+
+    def descend(gradient: Gradient, lr: float) -> None:
+        hidden_CK = torch.addmm(first[1], latents_CK, first[0].T).relu_()
+        slope_CK = gradient(torch.addmm(second[1], hidden_CK, second[0].T))
+        slope_CK = through(second, hidden_CK, slope_CK, lr).mul_(hidden_CK.sign())  # the sign is the slope of ReLU
+        latents_CK.sub_(through(first, latents_CK, slope_CK, lr), alpha=lr)
+
+    def through(layer: tuple[Tensor, Tensor], inputs_CK: Tensor, slope_CK: Tensor, lr: float) -> Tensor:
+        """Step ``layer`` against the gradient of its output; return the gradient of its input before the step."""
+        weight, bias = layer
+        slope_of_inputs_CK = slope_CK @ weight
+        weight.addmm_(slope_CK.T, inputs_CK, alpha=-lr)
+        bias.sub_(slope_CK.sum(dim=0), alpha=lr)
+        return slope_of_inputs_CK
 
     return descend
 
