@@ -141,6 +141,8 @@ def _check_targets(config: Config) -> None:
     build(config.partition, "partition")
     for index, entry in enumerate(config.model.entries):
         _bind(entry, f"model.entries[{index}]", frozenset({"image_shape"}))
+    if config.model.auxiliary is not None:
+        _bind(config.model.auxiliary, "model.auxiliary", frozenset({"image_shape"}))
 
 
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:

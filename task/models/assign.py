@@ -88,6 +88,22 @@ def build_model(
     return SplitModel(body, head, settings.feature_dim)
 
 
+def build_auxiliary(
+    settings: ModelConfig, *, num_classes: int, image_shape: tuple[int, int, int], seed: int
+) -> SplitModel:
+    """Return the extra model that some methods share: ``model.auxiliary``, or the first entry, with head 0.
+
+    Its first weights come from a stream of its own and are the same wherever it is built. Parameters and errors are
+    those of ``build_model``.
+    """
+    entry = settings.auxiliary or settings.entries[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(stream_seed(seed, "init", "auxiliary"))
+        body = _build_body(settings, entry, image_shape)
+        head = make_head(settings.feature_dim, head_for(settings, 0), num_classes, settings.final_relu)
+    return SplitModel(body, head, settings.feature_dim)
+
+
 def check_models(settings: ModelConfig, image_shape: tuple[int, int, int]) -> None:
     """Build the body of every entry once, to refuse a bad one before the first round.
 
