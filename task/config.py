@@ -135,14 +135,15 @@ def _compose(words: list[str]) -> DictConfig:
 
 def _check_targets(config: Config) -> None:
     """Build every node once, so that a wrong setting is found here and not in round 1."""
-    build(config.algorithm.server, "algorithm.server").check(config)
-    build(config.algorithm.client, "algorithm.client")
+    # First what needs no torch, whose import takes seconds: a typo should not wait for it.
     build(config.data.source, "data.source")
     build(config.partition, "partition")
     for index, entry in enumerate(config.model.entries):
         _bind(entry, f"model.entries[{index}]", frozenset({"image_shape"}))
     if config.model.auxiliary is not None:
         _bind(config.model.auxiliary, "model.auxiliary", frozenset({"image_shape"}))
+    build(config.algorithm.client, "algorithm.client")
+    build(config.algorithm.server, "algorithm.server").check(config)
 
 
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:

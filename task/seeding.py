@@ -1,9 +1,12 @@
 """Named random streams, so that no result depends on the order in which things happen."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
@@ -21,6 +24,8 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.default_rng(stream_seed(seed, *names))
 
 
-def torch_stream(seed: int, *names: str | int) -> torch.Generator:
+def torch_stream(seed: int, *names: str | int) -> "torch.Generator":
     """Return a fresh CPU ``torch.Generator`` at the start of the stream called ``names``."""
+    import torch  # only here: partitioning, and with it the check of a command line, does without its slow import
+
     return torch.Generator().manual_seed(stream_seed(seed, *names))
