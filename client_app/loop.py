@@ -1,20 +1,31 @@
 """The one training loop: epochs over the client's data, a step that returns named losses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.session import Session
-from task.models.split import batchnorm_in_eval
+from task.models.split import batchnorm_in_eval, has_batchnorm
 from task.schema import TrainConfig
 
 Step = Callable[[Tensor, Tensor], dict[str, Tensor]]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def fit_epochs(session: Session, step: Step) -> dict[str, float]:
+@dataclass(frozen=True)
+class Learner:
+    """A module that is trained beside the session's model; ``lr`` None means ``train.lr``."""
+
+    module: nn.Module
+    lr: float | None = None
+
+
+def fit_epochs(
+    session: Session, step: Step, beside: Sequence[Learner] = (), clip: float | None = None
+) -> dict[str, float]:
     """Train the session's model on the sum of the losses that ``step`` returns.
 
     Parameters
@@ -23,37 +34,58 @@ def fit_epochs(session: Session, step: Step) -> dict[str, float]:
         Model, data, settings and random stream of one message.
     step : callable
         Takes images ``(B, channels, height, width)`` and int64 labels ``(B,)``; returns scalar losses by name.
+    beside : sequence of Learner
+        What else the losses train, in the same steps.
+    clip : float or None
+        The largest norm of the gradient of each module by itself; None leaves gradients as they are.
 
     Returns
     -------
     dict of str to float
         The mean of each loss over all samples of all epochs; empty when the client has no data.
     """
-    train, model = session.config.train, session.model
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay
-    )
-    # Unscaled small gradients vanish in fp16; the scaler is off, and free, otherwise.
-    scaler = torch.amp.GradScaler(session.device.type, enabled=train.precision == "fp16")
-    single_needs_care = model.has_batchnorm
+    train, learners = session.config.train, [Learner(session.model), *beside]
+    modules = nn.ModuleList([learner.module for learner in learners])
+    update = _updater(session, learners, clip)
+    needs_care = has_batchnorm(modules)
     sums: dict[str, Tensor] = {}
     samples = 0
-    model.train()
+    modules.train()
     for _ in range(train.local_epochs):
-        for images, labels in session.train_batches():
-            care = single_needs_care and len(labels) == 1
-            with batchnorm_in_eval(model) if care else nullcontext(), autocast(train, session.device):
+        for images, labels in session.train_batches(needs_care):
+            care = needs_care and len(labels) == 1
+            with batchnorm_in_eval(modules) if care else nullcontext(), autocast(train, session.device):
                 losses = step(images, labels)
                 total = torch.stack(list(losses.values())).sum()
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
+            update(total)
             samples += len(labels)
             for name, value in losses.items():  # summed where they are: reading one would wait for the device
                 weighted = value.detach().float() * len(labels)
                 sums[name] = sums[name] + weighted if name in sums else weighted
     return {name: float(value) / samples for name, value in sums.items()} if samples else {}
+
+
+def _updater(session: Session, learners: Sequence[Learner], clip: float | None) -> Callable[[Tensor], None]:
+    """Return what takes one step of a new SGD optimiser down a loss."""
+    train = session.config.train
+    parameters = [list(learner.module.parameters()) for learner in learners]
+    rates = [train.lr if learner.lr is None else learner.lr for learner in learners]
+    groups = [{"params": each, "lr": rate} for each, rate in zip(parameters, rates, strict=True)]
+    optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, weight_decay=train.weight_decay)
+    # Unscaled small gradients vanish in fp16; the scaler is off, and free, otherwise.
+    scaler = torch.amp.GradScaler(session.device.type, enabled=train.precision == "fp16")
+
+    def update(total: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            for each in parameters:
+                nn.utils.clip_grad_norm_(each, clip)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return update
 
 
 def autocast(train: TrainConfig, device: torch.device) -> AbstractContextManager[object]:

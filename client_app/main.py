@@ -45,6 +45,7 @@ def query(message: Message, context: Context) -> Message:
         train_size=len(split.train) if shared else None,
         test_size=len(split.test) if shared else None,
         class_counts=tuple(int(count) for count in counts) if shared else None,
+        image_shape=session.dataset.image_shape,
     )
     return Message(encode_node_report(report), reply_to=message)
 

@@ -1,6 +1,6 @@
 """Everything that one message needs: configuration, data, model, device, random stream."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,13 +10,14 @@ from flwr.app import Context
 from torch import Generator, Tensor
 
 from task.config import NodeSettings, build, load_cached, node_settings
+from task.averaging import require_alike
 from task.data.loaders import Batch, ClientData
 from task.data.partition import client_splits
 from task.data.prepare import ImageDataset, prepare
 from task.data.shares import Split
 from task.data.sources import Indices
 from task.messages import Download
-from task.models.assign import build_model, entry_for
+from task.models.assign import build_auxiliary, build_model, entry_for
 from task.models.split import SplitModel
 from task.schema import Config
 from task.seeding import torch_stream
@@ -70,15 +71,34 @@ class Session:
         model.load_state_dict(_part(copies, MODEL), assign=True)
         self.__dict__["model"], self.kept = self._place(model), _part(copies, KEPT)
 
-    def train_batches(self) -> Iterator[Batch]:
-        """Return the shuffled batches of one epoch; every call goes on in the message's random stream."""
+    def auxiliary(self, weights: Mapping[str, Tensor] | None) -> SplitModel:
+        """Return the extra model that the clients share, with the ``weights`` that the server sent, on the device.
+
+        Raises
+        ------
+        ValueError
+            The weights are missing or are those of another model.
+        """
+        classes, shape = self.num_classes, self.dataset.image_shape
+        with torch.device("meta"):
+            model = build_auxiliary(self.config.model, num_classes=classes, image_shape=shape, seed=self.config.seed)
+        require_alike("server", weights, model.state_dict())
+        copies = {name: tensor.clone() for name, tensor in (weights or {}).items()}  # for the reason in restore()
+        model.load_state_dict(copies, assign=True)
+        return self._place(model)
+
+    def train_batches(self, has_batchnorm: bool | None = None) -> Iterator[Batch]:
+        """Return the shuffled batches of one epoch; every call goes on in the message's random stream.
+
+        ``has_batchnorm`` tells of all models that are trained on them; None means the client's model alone.
+        """
         train = self.config.train
         return self._train_data.train_batches(
             train.batch_size,
             self._generator,
             shuffle=train.shuffle,
             drop_last=train.drop_last,
-            has_batchnorm=self.model.has_batchnorm,
+            has_batchnorm=self.model.has_batchnorm if has_batchnorm is None else has_batchnorm,
         )
 
     def all_train_batches(self) -> Iterator[Batch]:

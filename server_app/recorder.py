@@ -115,9 +115,10 @@ class Recorder:
 
     def write_prototypes(self, global_: PrototypeSet | None, by_client: PrototypesByClient) -> None:
         """Write the last global prototypes and the last ones of each client; nothing for methods without any."""
-        if global_ is None and not by_client:
+        every = [*by_client.values()] if global_ is None else [global_, *by_client.values()]
+        if not every:
             return
-        width = self.config.model.feature_dim
+        width = every[0].vectors.shape[1]  # K, or whatever the vectors are that a method exchanges
         empty = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
         vectors, ids = (global_.vectors.numpy(), global_.class_ids.numpy()) if global_ is not None else empty
         sets = sorted(by_client.items())

@@ -30,6 +30,19 @@ class Roster:
         """The names of the C classes, in the order of their ids."""
         return next(iter(self.reports.values())).class_names
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The (channels, height, width) that all clients have; ``ValueError`` when there is no such shape."""
+        shapes = {report.image_shape: partition for partition, report in self.reports.items()}
+        if len(shapes) != 1:
+            found = ", ".join(f"{shape} of client {partition}" for shape, partition in sorted(shapes.items()))
+            raise ValueError(f"clients that share a model need images of one shape; found {found}")
+        (shape,) = shapes
+        if len(shape) != 3 or min(shape) < 1:
+            raise ValueError(f"client {shapes[shape]} sent image-shape={shape}: channels, height, width are needed")
+        channels, height, width = shape
+        return channels, height, width
+
     def partition_of(self, node_id: int) -> int | None:
         """Return the partition that a node holds; None for a node that is not part of the run."""
         return next((partition for partition, node in self.node_ids.items() if node == node_id), None)

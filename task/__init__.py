@@ -2,12 +2,15 @@
 
 Layers, lowest first; a module imports only from its own row or the rows above it::
 
-    seeding, config                        names of random streams; the checked configuration
-    prototypes, losses, metrics            tensors in, tensors out
+    seeding, schema, config, resume        random streams by name; the checked configuration
+    prototypes, losses, averaging          tensors in, tensors out
     models, data                           what a client owns
-    methods                                one file per paper, free functions on tensors
-    messages, payload                      what travels between server and client (the only file that names records)
-    launch, report                         the two console scripts
+    metrics, methods                       evaluation; one file a paper, free functions on tensors
+    messages, payload                      what travels between server and client, and how it is written down
+    result_files, results, comparison,     reading result folders, tables and figures,
+    tables, drawing, figures, report       and the console script ``protofed-report``
+    jobs, progress, processes, superlink,  a private SuperLink and what runs on it,
+    launch                                 and the console script ``protofed``
 
 ``server_app`` and ``client_app`` import this package and Flower, never each other.
 

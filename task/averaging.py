@@ -56,3 +56,19 @@ def require_alike(who: str, found: Mapping[str, Tensor] | None, wanted: Mapping[
         if found[name].shape != tensor.shape or found[name].dtype != tensor.dtype:
             shapes = f"{tuple(found[name].shape)} {found[name].dtype}, needed {tuple(tensor.shape)} {tensor.dtype}"
             raise ValueError(f"{who} sent weights.{name} as {shapes}")
+
+
+def client_weight(who: str, examples: int | None, rule: str) -> float:
+    """Return the weight of one client in a mean over clients: n_i for the rule ``examples``, 1 for ``uniform``.
+
+    Raises
+    ------
+    ValueError
+        The rule needs the client's number of training samples, and it is missing or 0.
+    """
+    if rule == "uniform":
+        return 1.0
+    assert rule == "examples"
+    if not examples:
+        raise ValueError(f"{who} sent num-examples={examples}: weighting=examples needs at least 1")
+    return float(examples)

@@ -4,21 +4,19 @@ A job is a list of Hydra overrides with every path made absolute, because the co
 folder than the one where the command was typed.
 """
 
-import dataclasses
 import datetime
 import json
 import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from task.config import load
 from task.result_files import FAILED, read_json
-from task.schema import Config
+from task.schema import Config, declared_paths
 
 DEFAULT_CLIENTS = 8
 """Simulated clients where ``federation.num_clients`` is null."""
@@ -87,7 +85,7 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
 
 def absolute_paths(config: Config, here: Path) -> Iterator[tuple[str, str]]:
     """Yield key and absolute path of every setting that the schema calls a path and that is not absolute."""
-    for key, value in _declared_paths(config):
+    for key, value in declared_paths(config):
         path = absolute(value, here)
         if str(path) != value:
             yield key, str(path)
@@ -176,19 +174,6 @@ def _earlier_overrides(folder: Path) -> tuple[str, ...]:
     if not isinstance(overrides, str):
         raise ValueError(f"resume={str(folder)!r} is not allowed: a results folder with a run.json")
     return tuple(word for word in shlex.split(overrides) if not _ONE_RUN_ONLY.match(word))
-
-
-def _declared_paths(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what the schema declares to be a path: a text, or a mapping of texts."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        key = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            yield from _declared_paths(value, f"{key}.")
-        elif field.metadata.get("path") and isinstance(value, str):
-            yield key, value
-        elif field.metadata.get("path") and isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", path) for name, path in value.items())
 
 
 def _check_machine(config: Config, cores: int) -> None:

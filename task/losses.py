@@ -1,5 +1,7 @@
 """Losses that two or more methods use."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -69,3 +71,20 @@ def prototype_cross_entropy(feats_BK: Tensor, labels_B: Tensor, protos_CK: Tenso
     classes_B = torch.where(counted_B, labels_B, logits_BC.detach().argmax(dim=1))
     losses_B = functional.cross_entropy(logits_BC, classes_B, reduction="none") * counted_B
     return losses_B.sum() / counted_B.sum().clamp(min=1)
+
+
+def divergence(logits_BC: Tensor, target_logits_BC: Tensor, reduction: Literal["batchmean", "mean"]) -> Tensor:
+    """Return the Kullback-Leibler divergence KL(target || prediction) of two classifiers on one batch, in nats.
+
+    Parameters
+    ----------
+    logits_BC : Tensor
+        ``(B, C)`` logits of the classifier that learns.
+    target_logits_BC : Tensor
+        ``(B, C)`` logits of the classifier that it learns from; detach them to keep that one out of it.
+    reduction : str
+        ``batchmean``: the mean over the samples, which is what the papers write. ``mean``: divided by C once more,
+        which is what torch's default does and public code therefore has.
+    """
+    target = functional.log_softmax(target_logits_BC, dim=1)
+    return functional.kl_div(functional.log_softmax(logits_BC, dim=1), target, reduction=reduction, log_target=True)

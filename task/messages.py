@@ -83,7 +83,8 @@ class EvaluationReport:
 class NodeReport:
     """Facts of one client, asked once before round 1. Sizes are None when the client keeps them to itself.
 
-    ``class_names`` has C entries, as does ``class_counts`` (training and test samples together).
+    ``class_names`` has C entries, as does ``class_counts`` (training and test samples together). ``image_shape`` is
+    (channels, height, width); a server that trains no model of its own never asks for it.
     """
 
     partition: int
@@ -97,6 +98,7 @@ class NodeReport:
     train_size: int | None = None
     test_size: int | None = None
     class_counts: tuple[int, ...] | None = None
+    image_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

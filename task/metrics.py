@@ -1,6 +1,6 @@
 """The only evaluation loop: accuracy by head and by nearest prototype, and loss, in one pass."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -89,17 +89,39 @@ def class_prototypes(
     tuple of Tensor
         Float32 ``(C, K)`` means (zero where a class has no sample) and int64 ``(C,)`` counts, on the device.
     """
+    return class_averages(model, model.features, batches, num_classes, feature_width(model))
+
+
+@torch.no_grad()
+def class_averages(
+    model: SplitModel,
+    vectors_of: Callable[[Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    num_classes: int,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the mean of any vector of each class over ``batches``, and how many samples each has.
+
+    Parameters
+    ----------
+    model, batches, num_classes
+        As in ``class_prototypes``.
+    vectors_of : callable
+        Takes images and returns ``(B, width)`` vectors, with the model in eval mode.
+    width : int
+        The width of the vectors.
+
+    Returns
+    -------
+    tuple of Tensor
+        Float32 ``(C, width)`` means (zero where a class has no sample) and int64 ``(C,)`` counts, on the device.
+    """
     model.eval()
-    sums_CK: Tensor | None = None
-    counts_C: Tensor | None = None
+    sums, counts = torch.zeros(num_classes, width), torch.zeros(num_classes, dtype=torch.int64)
     for images, labels in batches:
-        batch_sums, batch_counts = class_sums(model.features(images).float(), labels, num_classes)
-        sums_CK = batch_sums if sums_CK is None else sums_CK + batch_sums
-        counts_C = batch_counts if counts_C is None else counts_C + batch_counts
-    if sums_CK is None or counts_C is None:
-        width = feature_width(model)
-        return torch.zeros(num_classes, width), torch.zeros(num_classes, dtype=torch.int64)
-    return sums_CK / counts_C.clamp(min=1).unsqueeze(1), counts_C
+        batch_sums, batch_counts = class_sums(vectors_of(images).float(), labels, num_classes)
+        sums, counts = sums.to(batch_sums.device) + batch_sums, counts.to(batch_counts.device) + batch_counts
+    return sums / counts.clamp(min=1).unsqueeze(1), counts
 
 
 def feature_width(model: SplitModel) -> int:

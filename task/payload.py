@@ -42,7 +42,7 @@ def encode_download(download: Download) -> RecordDict:
 def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> Download:
     """Return what the server sent; ``ValueError`` when it does not fit C classes of width K."""
     header = _config(content, HEADER, "server")
-    session = _text(header, "session", "server")
+    session = _typed(header, "session", "server", str)
     if not session or not all(c.isascii() and (c.isalnum() or c in "-_") for c in session):
         raise ValueError(f"server sent session={session!r}: only letters, digits, '-' and '_' are allowed")
     return Download(
@@ -116,6 +116,7 @@ def encode_node_report(report: NodeReport) -> RecordDict:
         "class-names": list(report.class_names),
         "device": report.device,
         "class-ids": list(report.class_ids),
+        "image-shape": list(report.image_shape),
     }
     for key, value in (("train-size", report.train_size), ("test-size", report.test_size)):
         if value is not None:
@@ -142,15 +143,16 @@ def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
     return NodeReport(
         partition=_whole(header, "partition", who, 0),
         num_partitions=_whole(header, "num-partitions", who, 1),
-        model=_text(header, "model", who),
+        model=_typed(header, "model", who, str),
         parameters=_whole(header, "parameters", who, 0),
         feature_dim=_whole(header, "feature-dim", who, 1),
         class_names=tuple(map(str, names)),
-        device=_text(header, "device", who),
+        device=_typed(header, "device", who, str),
         class_ids=class_ids,
         train_size=_whole(header, "train-size", who, 0) if "train-size" in header else None,
         test_size=_whole(header, "test-size", who, 0) if "test-size" in header else None,
         class_counts=counts,
+        image_shape=_numbers(header, "image-shape", who),
     )
 
 
@@ -285,10 +287,6 @@ def _whole(header: ConfigRecord, key: str, who: str, least: int) -> int:
     if value < least:
         raise ValueError(f"{who} sent {key}={value}: at least {least} is needed")
     return value
-
-
-def _text(header: ConfigRecord, key: str, who: str) -> str:
-    return _typed(header, key, who, str)
 
 
 def _numbers(header: ConfigRecord, key: str, who: str) -> tuple[int, ...]:

@@ -1,10 +1,14 @@
 """What every method's client half shares: the protocol, and evaluation by both rules."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from client_app.session import Session
 from task.messages import EvaluationReport, Upload
 from task.metrics import evaluate
+from task.models.heads import read_head, replace_head
 
 
 class Trainer(ABC):
@@ -32,3 +36,32 @@ class Trainer(ABC):
                 metrics["accuracy-prototype"] = found.by_prototype
         shared = examples if session.config.federation.report_sizes else None
         return EvaluationReport(session.node.partition, session.download.round, shared, metrics)
+
+
+class HeadTrainer(Trainer):
+    """What methods share whose clients have one head in common: it replaces the own one before training and tests."""
+
+    def take_up_head(self, session: Session) -> None:
+        """Overwrite the head of the session's model with the one that the server sent, if it sent any."""
+        if session.download.weights is not None:
+            replace_head(session.model, session.download.weights)
+
+    def upload_head(
+        self,
+        session: Session,
+        metrics: Mapping[str, float],
+        *,
+        tell_size: bool,
+        more: Mapping[str, Tensor] | None = None,
+    ) -> Upload:
+        """Return the trained head, ``more`` weights, and with ``tell_size`` n_i; of a client without data nothing."""
+        partition, number, size = session.node.partition, session.download.round, len(session.split.train)
+        if not size:
+            return Upload(partition, number, metrics=metrics)
+        weights = read_head(session.model) | dict(more or {})
+        return Upload(partition, number, weights=weights, examples=size if tell_size else None, metrics=metrics)
+
+    def evaluate(self, session: Session) -> EvaluationReport:
+        """Test the session's model with the newest global head."""
+        self.take_up_head(session)
+        return super().evaluate(session)

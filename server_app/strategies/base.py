@@ -23,6 +23,8 @@ from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
 from task.messages import Download, EvaluationReport, Expected, Shared, Upload
+from task.models.assign import build_auxiliary
+from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
@@ -51,6 +53,11 @@ class Run:
         """C."""
         return len(self.roster.class_names)
 
+    def auxiliary(self) -> SplitModel:
+        """Return the extra model that some methods share, with its first weights."""
+        shape, seed = self.roster.image_shape, self.config.seed
+        return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
+
 
 class RoundStrategy(Strategy):
     """Flower's ``Strategy`` for methods whose server does three things: begin, send, absorb."""
@@ -78,6 +85,10 @@ class RoundStrategy(Strategy):
     @abstractmethod
     def downlink(self, state: State) -> Shared:
         """Return what clients receive, an empty ``Shared`` when there is nothing (yet)."""
+
+    def evaluation_downlink(self, state: State) -> Shared:
+        """Return what clients need to be tested: what they need to be trained, unless a leaf says otherwise."""
+        return self.downlink(state)
 
     @abstractmethod
     def absorb(
@@ -168,7 +179,7 @@ class RoundStrategy(Strategy):
 
     def _address(self, partitions: list[int], number: int, phase: str) -> list[Message]:
         run, messages = self.run, []
-        shared = self.downlink(run.state)
+        shared = self.downlink(run.state) if phase == "train" else self.evaluation_downlink(run.state)
         self._sent = {}
         for partition in partitions:
             own = self.personal(run.state, partition, shared)

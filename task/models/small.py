@@ -3,6 +3,10 @@
 That is at 28x28, in batches of ten, on one CPU core. They take images from 16x16 pixels on with any number of
 channels: the last map is pooled to a fixed size. ``width`` is the unit of the channel counts, ``norm`` the
 normalisation (batch, group or none).
+
+All four end in a dense layer with ReLU and no normalisation behind it. Methods that pull features towards global
+prototypes need features of free scale: where a normalisation is the last layer, the features cannot follow, and
+FedTGP stayed three to five points lower in our trials.
 """
 
 from torch import nn
@@ -44,17 +48,16 @@ def plain(image_shape: tuple[int, int, int], *, width: int = 8, features: int = 
         nn.Conv2d(width, 4 * width, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Linear(4 * width * 16, features),
-        nn.ReLU(),
+        *_to_features(4 * width, 4, features),
     )
 
 
-def vgg(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm = "group") -> nn.Module:
-    """Return a VGG: three 3x3 convolutions of growing width with pooling between, no dense layer.
+def vgg(
+    image_shape: tuple[int, int, int], *, width: int = 8, features: int = 1024, norm: Norm = "group"
+) -> nn.Module:
+    """Return a VGG: three 3x3 convolutions with pooling between, then one wide layer of ``features``.
 
-    Features are ``(B, 128 width)``, so ``(B, 1024)`` by default.
+    Parameters are those of ``plain``; the convolutions have ``width``, ``4 width`` and ``4 width`` channels.
 
     References
     ----------
@@ -68,17 +71,18 @@ def vgg(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm = "grou
         conv_norm(width, 4 * width, 3, norm=norm),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        conv_norm(4 * width, 8 * width, 3, norm=norm),
+        conv_norm(4 * width, 4 * width, 3, norm=norm),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
+        *_to_features(4 * width, 3, features),
     )
 
 
-def residual(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm = "group") -> nn.Module:
-    """Return a small ResNet: a strided 3x3 stem and two residual blocks.
+def residual(
+    image_shape: tuple[int, int, int], *, width: int = 8, features: int = 256, norm: Norm = "group"
+) -> nn.Module:
+    """Return a small ResNet: a strided 3x3 stem, two residual blocks, then one layer of ``features``.
 
-    Features are ``(B, 64 width)``, so ``(B, 512)`` by default.
+    Parameters are those of ``plain``; the stem has ``2 width`` channels, the blocks ``4 width``.
 
     References
     ----------
@@ -90,15 +94,16 @@ def residual(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm = 
         nn.ReLU(),
         BasicBlock(2 * width, 4 * width, stride=2, norm=norm),
         BasicBlock(4 * width, 4 * width, stride=1, norm=norm),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
+        *_to_features(4 * width, 3, features),
     )
 
 
-def separable(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm = "group") -> nn.Module:
-    """Return a MobileNet: a strided stem and two depthwise-separable convolutions.
+def separable(
+    image_shape: tuple[int, int, int], *, width: int = 8, features: int = 512, norm: Norm = "group"
+) -> nn.Module:
+    """Return a MobileNet: a strided stem, two depthwise-separable convolutions, then one layer of ``features``.
 
-    Features are ``(B, 32 width)``, so ``(B, 256)`` by default.
+    Parameters are those of ``plain``; the channels grow from ``2 width`` to ``8 width``.
 
     References
     ----------
@@ -113,4 +118,10 @@ def separable(image_shape: tuple[int, int, int], *, width: int = 8, norm: Norm =
             conv_norm(inputs, outputs, 1, norm=norm),
             nn.ReLU(),
         ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, *_to_features(8 * width, 2, features))
+
+
+def _to_features(channels: int, side: int, features: int) -> list[nn.Module]:
+    """Return what ends every network: a map pooled to ``side`` x ``side``, a dense layer and a ReLU."""
+    dense = nn.Linear(channels * side * side, features)
+    return [nn.AdaptiveAvgPool2d(side), nn.Flatten(), dense, nn.ReLU()]

@@ -75,7 +75,7 @@ class SplitModel(nn.Module):
     @property
     def has_batchnorm(self) -> bool:
         """Whether any layer is a BatchNorm, so that batches of one need care (``batchnorm_in_eval``)."""
-        return any(isinstance(module, _BatchNorm) for module in self.modules())
+        return has_batchnorm(self)
 
 
 def make_head(
@@ -103,6 +103,11 @@ def make_head(
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
+def has_batchnorm(module: nn.Module) -> bool:
+    """Tell whether any layer of ``module`` is a BatchNorm."""
+    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
+
+
 @contextmanager
 def batchnorm_in_eval(model: nn.Module) -> Iterator[None]:
     """Run the block with all BatchNorm layers of ``model`` in eval mode, then put them back.
@@ -119,6 +124,11 @@ def batchnorm_in_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.train(True)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all named tensors of a model, parameters and buffers, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from task.methods.contrastive_gradient import Targets, contrastive_gradient
 from task.methods.fedtgp import (
     PrototypeNetwork,
     ServerTraining,
@@ -110,3 +111,58 @@ def test_unseen_classes_are_pushed_away_but_stay_finite() -> None:
     after = network().detach()
     assert torch.isfinite(after).all()
     assert not torch.equal(after[3], before[3])
+
+
+@pytest.mark.parametrize(("total", "num_classes"), [(7, 4), (60, 40)], ids=["by differences", "by products"])
+@pytest.mark.parametrize("margin", [0.0, 5.0])
+def test_written_gradient_is_that_of_autograd(total: int, num_classes: int, margin: float) -> None:
+    received = 3 * torch.randn(total, 64, generator=generator())
+    classes = torch.arange(total) % num_classes
+    beside = received[:num_classes] + 0.5 * torch.randn(num_classes, 64, generator=generator())
+    protos = beside.requires_grad_()
+    contrastive_loss(received, classes, protos, margin).backward()
+    found = contrastive_gradient(Targets.of(received, classes, num_classes, margin), protos.detach())
+    assert protos.grad is not None
+    assert torch.allclose(found, protos.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("total", [6, 6000], ids=["by differences", "by products"])
+@pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3])
+def test_written_gradient_is_right_and_finite_near_a_prototype(total: int, distance: float) -> None:
+    # Every prototype received lies beside the global one, in one direction, with norms of about 14.
+    protos = 0.6 * torch.randn(3, 512, dtype=torch.float64, generator=generator())
+    classes = torch.arange(total) % 3
+    received = protos[classes] + torch.eye(512, dtype=torch.float64)[0] * distance
+    single = received.float()
+    found = contrastive_gradient(Targets.of(single, classes, 3, 1.0), protos.float())
+    exact = protos.float().double().requires_grad_()
+    contrastive_loss(single.double(), classes, exact, 1.0).backward()
+    assert exact.grad is not None
+    assert torch.isfinite(found).all()
+    assert torch.allclose(found.double(), exact.grad, atol=1e-6 if distance != 1e-7 else 1.0)
+
+
+@pytest.mark.parametrize("use_network", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_training_is_that_of_torch_optimisers(
+    use_network: bool, optimizer: str, batch_size: int | None, schedule: str
+) -> None:
+    received, classes = torch.randn(10, 16, generator=generator()), torch.arange(10) % 3
+    changes = {"optimizer": optimizer, "batch_size": batch_size, "schedule": schedule, "epochs": 4}
+    networks = [PrototypeNetwork(3, 16, use_network, generator()) for _ in range(2)]
+    found = train_prototypes(networks[0], received, classes, 2.0, training(**changes), generator())
+    # The plain version: autograd through the loss, torch's optimiser, mini-batches in the same order.
+    plain = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](networks[1].parameters(), lr=0.01)
+    rng, steps = generator(), 4 * (3 if batch_size else 1)
+    rows = [r for _ in range(4) for r in (torch.randperm(10, generator=rng).split(4) if batch_size else [slice(None)])]
+    for step, chosen in enumerate(rows):
+        for group in plain.param_groups:
+            group["lr"] = 0.01 * (0.5 * (1 + math.cos(math.pi * step / steps)) if schedule == "cosine" else 1)
+        plain.zero_grad()
+        contrastive_loss(received[chosen], classes[chosen], networks[1](), 2.0).backward()
+        plain.step()
+    for one, two in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+    assert found == pytest.approx(contrastive_loss(received, classes, networks[1](), 2.0).item(), rel=1e-4)

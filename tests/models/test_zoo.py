@@ -128,8 +128,15 @@ def test_norm_setting(name: str, norm: str) -> None:
 @pytest.mark.parametrize("width", [1, 3, 6, 20])
 def test_any_width_of_the_small_networks(name: str, width: int) -> None:
     images = torch.randn(2, 1, 28, 28)
-    features = make(name, (1, 28, 28), width=width)(images)
-    assert features.shape == (2, 512 if name == "plain" else ALL[name].width * width // 8)
+    assert make(name, (1, 28, 28), width=width)(images).shape == (2, ALL[name].width)
+    assert make(name, (1, 28, 28), width=width, features=96)(images).shape == (2, 96)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_networks_end_in_a_free_scale(name: str) -> None:
+    *_, dense, relu = make(name, (1, 28, 28))
+    assert isinstance(dense, nn.Linear)
+    assert isinstance(relu, nn.ReLU)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -34,10 +34,10 @@ ZOO = {
 }
 SMALL = {
     "plain": Row("task.models.small.plain", 512, 608 + 6_432 + 262_656, 0),
-    "vgg": Row("task.models.small.vgg", 1024, 216 + 16 + 2_304 + 64 + 18_432 + 128, 3),
-    "residual": Row("task.models.small.residual", 512, 432 + 32 + 14_528 + 18_560, 6),
+    "vgg": Row("task.models.small.vgg", 1024, 216 + 16 + 2_304 + 64 + 9_216 + 64 + 295_936, 3),
+    "residual": Row("task.models.small.residual", 256, 432 + 32 + 14_528 + 18_560 + 73_984, 6),
     "separable": Row(
-        "task.models.small.separable", 256, 432 + 32 + 144 + 32 + 512 + 64 + 288 + 64 + 2048 + 128, 5
+        "task.models.small.separable", 512, 432 + 32 + 144 + 32 + 512 + 64 + 288 + 64 + 2048 + 128 + 131_584, 5
     ),
 }
 ALL = ZOO | SMALL
