@@ -9,8 +9,8 @@ import torch
 from flwr.app import Context
 from torch import Generator, Tensor
 
-from task.config import NodeSettings, build, load_cached, node_settings
 from task.averaging import require_alike
+from task.config import NodeSettings, build, load_cached, node_settings
 from task.data.loaders import Batch, ClientData
 from task.data.partition import client_splits
 from task.data.prepare import ImageDataset, prepare
@@ -79,13 +79,15 @@ class Session:
         ValueError
             The weights are missing or are those of another model.
         """
-        classes, shape = self.num_classes, self.dataset.image_shape
-        with torch.device("meta"):
-            model = build_auxiliary(self.config.model, num_classes=classes, image_shape=shape, seed=self.config.seed)
+        model = self._empty_auxiliary()
         require_alike("server", weights, model.state_dict())
         copies = {name: tensor.clone() for name, tensor in (weights or {}).items()}  # for the reason in restore()
         model.load_state_dict(copies, assign=True)
         return self._place(model)
+
+    def auxiliary_shapes(self) -> dict[str, Tensor]:
+        """Return tensors without storage with the names, shapes and types of that model's weights."""
+        return dict(self._empty_auxiliary().state_dict())
 
     def train_batches(self, has_batchnorm: bool | None = None) -> Iterator[Batch]:
         """Return the shuffled batches of one epoch; every call goes on in the message's random stream.
@@ -129,6 +131,11 @@ class Session:
             image_shape=self.dataset.image_shape,
             seed=self.config.seed,
         )
+
+    def _empty_auxiliary(self) -> SplitModel:
+        classes, shape = self.num_classes, self.dataset.image_shape
+        with torch.device("meta"):
+            return build_auxiliary(self.config.model, num_classes=classes, image_shape=shape, seed=self.config.seed)
 
     def _place(self, model: SplitModel) -> SplitModel:
         layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format

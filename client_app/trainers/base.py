@@ -54,12 +54,13 @@ class HeadTrainer(Trainer):
         tell_size: bool,
         more: Mapping[str, Tensor] | None = None,
     ) -> Upload:
-        """Return the trained head, ``more`` weights, and with ``tell_size`` n_i; of a client without data nothing."""
-        partition, number, size = session.node.partition, session.download.round, len(session.split.train)
-        if not size:
-            return Upload(partition, number, metrics=metrics)
+        """Return the trained head, ``more`` weights, and with ``tell_size`` n_i; nothing where nothing was trained."""
+        partition, number = session.node.partition, session.download.round
+        if not metrics:
+            return Upload(partition, number)
         weights = read_head(session.model) | dict(more or {})
-        return Upload(partition, number, weights=weights, examples=size if tell_size else None, metrics=metrics)
+        examples = len(session.split.train) if tell_size else None
+        return Upload(partition, number, weights=weights, examples=examples, metrics=metrics)
 
     def evaluate(self, session: Session) -> EvaluationReport:
         """Test the session's model with the newest global head."""

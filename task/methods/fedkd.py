@@ -31,16 +31,69 @@ HtFLlib also divides the divergence by the number of classes (``kl=mean``) and c
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from task.averaging import require_alike
 from task.losses import divergence
+from task.schema import require
 
 Svd = Literal["flat", "htfllib"]
 FACTORS = ("u", "s", "v")
+MODEL, CHANGE = "model/", "change/"
+
+
+@dataclass
+class Compression:
+    """How the student travels: the settings that both halves of the method share.
+
+    Parameters
+    ----------
+    what : str
+        ``update``: the change in a round (the paper). ``params``: the parameters themselves (HtFLlib).
+    energy_start, energy_end : float
+        T_start and T_end, above 0, at most 1.
+    svd : str
+        ``flat`` or ``htfllib``, as in ``compress``.
+    """
+
+    what: Literal["update", "params"] = "update"
+    energy_start: float = 0.95
+    energy_end: float = 0.98
+    svd: Svd = "flat"
+
+    def __post_init__(self) -> None:
+        for name in ("energy_start", "energy_end"):
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "above 0, at most 1")
+
+    def energy(self, number: int, rounds: int) -> float:
+        """Return T(t) in round ``number`` (from 1) of ``rounds``: in even steps to ``energy_end`` in the last.
+
+        References
+        ----------
+        FedKD, "Dynamic gradients approximation": ``T_start + (T_end - T_start) t``, t being the share of the training
+        that is done, as the authors' code counts it.
+        """
+        return self.energy_start + (self.energy_end - self.energy_start) * min(number / rounds, 1.0)
+
+    @property
+    def label(self) -> str:
+        """What the names of uploaded tensors begin with."""
+        return CHANGE if self.what == "update" else MODEL
+
+
+def labelled(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return named tensors with ``label`` before every name."""
+    return {label + name: tensor for name, tensor in tensors.items()}
+
+
+def part(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the named tensors that begin with ``label``, without it."""
+    return {name.removeprefix(label): tensor for name, tensor in tensors.items() if name.startswith(label)}
 
 
 def distillation_losses(
@@ -72,7 +125,7 @@ def distillation_losses(
 
     References
     ----------
-    FedKD, eq. (1) to (7): adaptive mutual distillation, adaptive hidden loss, task loss.
+    FedKD, "Adaptive mutual knowledge distillation": distillation, hidden and task losses, and their sum.
     """
     teacher_loss = functional.cross_entropy(teacher_BC, labels_B)
     student_loss = functional.cross_entropy(student_BC, labels_B)
@@ -82,16 +135,6 @@ def distillation_losses(
         teacher_loss + (divergence(teacher_BC, student_BC, kl) + hidden) / divisor,
         student_loss + (divergence(student_BC, teacher_BC, kl) + hidden) / divisor,
     )
-
-
-def energy_at(number: int, rounds: int, start: float, end: float) -> float:
-    """Return T(t) in round ``number`` (from 1) of ``rounds``: from just above ``start`` in even steps to ``end``.
-
-    References
-    ----------
-    FedKD, eq. (11): ``T_start + (T_end - T_start) t``, t being the share of the training that is done.
-    """
-    return start + (end - start) * min(number / rounds, 1.0)
 
 
 def change(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -119,7 +162,7 @@ def compress(tensors: Mapping[str, Tensor], energy: float, svd: Svd) -> dict[str
 
     References
     ----------
-    FedKD, eq. (8) to (10).
+    FedKD, "Dynamic gradients approximation".
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -134,7 +177,7 @@ def compress(tensors: Mapping[str, Tensor], energy: float, svd: Svd) -> dict[str
     return packed
 
 
-def decompress(packed: Mapping[str, Tensor], shapes: Mapping[str, Tensor], who: str) -> dict[str, Tensor]:
+def decompress(packed: Mapping[str, Tensor], shapes: Mapping[str, Tensor], svd: Svd, who: str) -> dict[str, Tensor]:
     """Return the named tensors that ``compress`` turned into ``packed``.
 
     Parameters
@@ -143,6 +186,8 @@ def decompress(packed: Mapping[str, Tensor], shapes: Mapping[str, Tensor], who: 
         What came over the wire.
     shapes : mapping
         Tensors (of any device, also ``meta``) with the names, shapes and types that must come out.
+    svd : str
+        As in ``compress``.
     who : str
         Who sent it, for messages.
 
@@ -151,19 +196,15 @@ def decompress(packed: Mapping[str, Tensor], shapes: Mapping[str, Tensor], who: 
     ValueError
         One line with the first name that is missing, unknown, or does not fit.
     """
-    tensors, unknown = {}, set(packed)
+    tensors, waiting = {}, dict(packed)
     for name, wanted in shapes.items():
-        if name in packed:
-            tensors[name] = packed[name]
-            unknown.discard(name)
-        else:
-            keys = [f"{name}/{key}" for key in FACTORS]
-            if any(key not in packed for key in keys):
-                raise ValueError(f"{who} sent neither weights.{name} nor its factors")
-            tensors[name] = _multiply([packed[key] for key in keys], wanted, f"{who} sent weights.{name}")
-            unknown.difference_update(keys)
-    if unknown:
-        raise ValueError(f"{who} sent unknown weights: {', '.join(sorted(unknown)[:3])}")
+        keys = [f"{name}/{key}" for key in FACTORS]
+        if name not in waiting and all(key in waiting for key in keys):
+            factors = [waiting.pop(key) for key in keys]
+            tensors[name] = _multiply(factors, wanted, svd, f"{who} sent weights.{name}")
+        elif name in waiting:
+            tensors[name] = waiting.pop(name)
+    require_alike(who, tensors | waiting, shapes)
     return tensors
 
 
@@ -178,7 +219,7 @@ def _factorise(matrices: Tensor, energy: float, svd: Svd) -> tuple[Tensor, Tenso
         return v.mT.contiguous(), s, u.mT.contiguous()
     squares, vectors = torch.linalg.eigh(matrices @ matrices.mT)
     # Of all matrices together: those of a convolution's slices get one common rank.
-    squares = squares.clamp(min=0).flatten(0, -2).sum(dim=0) if squares.dim() > 1 else squares.clamp(min=0)
+    squares = squares.clamp(min=0).reshape(-1, squares.shape[-1]).sum(dim=0)
     rank = _rank(squares.flip(0).double().cumsum(dim=0), energy, svd)
     u = vectors.flip(-1)[..., :rank].contiguous()
     rows = u.mT @ matrices
@@ -196,19 +237,19 @@ def _rank(cumulative: Tensor, energy: float, svd: Svd) -> int:
     return 1 + int(enough[0]) if len(enough) else 0
 
 
-def _multiply(factors: list[Tensor], wanted: Tensor, what: str) -> Tensor:
-    """Return the tensor like ``wanted`` that checked factors u, s, v make."""
+def _multiply(factors: list[Tensor], wanted: Tensor, svd: Svd, what: str) -> Tensor:
+    """Return the tensor like ``wanted`` that factors u, s, v make, or refuse them."""
     u, s, v = factors
-    rank = s.shape[-1] if s.dim() else -1
-    for matrix in (wanted.shape, wanted.flatten(1).shape if wanted.dim() > 1 else wanted.shape):
-        if len(matrix) < 2 or not wanted.is_floating_point():
-            continue
-        batch, (rows, columns) = matrix[:-2], matrix[-2:]
-        fits = (*batch, rows, rank) == u.shape and (*batch, rank) == s.shape and (*batch, rank, columns) == v.shape
-        if fits and rank <= min(rows, columns) and all(factor.dtype == wanted.dtype for factor in factors):
-            product: Tensor = ((u * s.unsqueeze(-2)) @ v).reshape(wanted.shape)
-            if not torch.isfinite(product).all():
-                raise ValueError(f"{what} as factors whose product is not finite (NaN or Inf)")
-            return product
-    shapes = ", ".join(str(tuple(factor.shape)) for factor in factors)
-    raise ValueError(f"{what} as factors {shapes}: they do not make {tuple(wanted.shape)} {wanted.dtype}")
+    flat = wanted.flatten(1) if svd == "flat" and wanted.dim() > 1 else wanted
+    *batch, rows, columns = (0, 0, *flat.shape)[-max(2, flat.dim()) :]
+    rank = s.shape[-1] if s.dim() else 0
+    shapes = [(*batch, rows, rank), (*batch, rank), (*batch, rank, columns)]
+    fits = [factor.shape for factor in factors] == shapes and (rank >= 1 or svd == "htfllib")
+    if not fits or rank > min(rows, columns) or any(factor.dtype != wanted.dtype for factor in factors):
+        found = ", ".join(str(tuple(factor.shape)) for factor in factors)
+        raise ValueError(f"{what} as factors {found}: they do not make {tuple(wanted.shape)} {wanted.dtype}")
+    # Cloned into torch's own, always equally aligned memory: the last bits must not depend on where factors lay.
+    product: Tensor = ((u * s.unsqueeze(-2)) @ v.clone()).reshape(wanted.shape)
+    if not torch.isfinite(product).all():
+        raise ValueError(f"{what} as factors whose product is not finite (NaN or Inf)")
+    return product

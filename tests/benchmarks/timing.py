@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,9 +87,10 @@ def options(description: str, **flags: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def finish(good: bool) -> None:
-    """Say when the machine was busy, and end with exit status 0 or 1."""
+def finish(verdicts: Iterable[bool]) -> None:
+    """End with exit status 0 when all is good and 1 otherwise, after a word when the machine was busy."""
+    good = [*verdicts]
     load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
     if load > cores + 0.5:
         print(f"note: noisy, the load is {load:.1f} on {cores} cores; repeat on a quiet machine before believing it")
-    sys.exit(0 if good else 1)
+    sys.exit(0 if all(good) else 1)

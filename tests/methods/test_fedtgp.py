@@ -15,6 +15,11 @@ from task.methods.fedtgp import (
 from tests import oracles
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
