@@ -1,6 +1,5 @@
 """One experiment from the first question to the nodes to the summary: roster, strategy, records, resume."""
 
-import os
 import time
 from logging import INFO, getLogger
 from pathlib import Path
@@ -84,8 +83,7 @@ def results_folder(config: Config, output_dir: str, run_id: int) -> Path:
 
 def _prepare_machine(config: Config) -> torch.device:
     """Set the threads of the server, and return the device of its training."""
-    threads = config.federation.server_threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.federation.server_threads)
     wanted = config.federation.server_device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("federation.server_device=cuda is not possible: the server has no CUDA device")

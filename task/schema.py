@@ -116,7 +116,8 @@ class FederationConfig:
     round. Evaluation happens every ``evaluate_every`` rounds and always after the last. ``node_timeout`` and
     ``round_timeout`` are seconds. ``report_sizes`` lets clients tell how many samples they hold, for the tables
     and the sample-weighted mean; without it the accuracy is averaged over clients. ``state`` says where a
-    client's private model waits between rounds: ``disk`` or Flower's ``context``.
+    client's private model waits between rounds: ``disk`` or Flower's ``context``. The server computes on
+    ``server_threads`` CPU threads: one by default, since the last bits of a result depend on their number.
     """
 
     rounds: int = 20
@@ -134,18 +135,17 @@ class FederationConfig:
     state: str = "disk"
     state_dir: str | None = field(default=None, metadata={"path": True})
     server_device: str = "auto"
-    server_threads: int | None = None
+    server_threads: int = 1
 
     def __post_init__(self) -> None:
         def least(name: str, bound: float) -> None:
             value = getattr(self, name)
             require(value >= bound, f"federation.{name}", value, f"at least {bound}")
 
-        for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every"):
+        for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every", "server_threads"):
             least(name, 1)
-        for name in ("num_clients", "server_threads"):
-            if getattr(self, name) is not None:
-                least(name, 1)
+        if self.num_clients is not None:
+            least("num_clients", 1)
         least("gpus_per_client", 0)
         for name in ("node_timeout", "round_timeout"):
             value = getattr(self, name)
