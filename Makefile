@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS ?= 8
 ROUNDS ?= 15
+FLOWER_NEXT := 1.42.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev run test test-all lint bench clean distclean
+.PHONY: help install install-dev run test test-all test-flower-next lint bench clean distclean
 
 help:
 	@echo "make run       the quick start: FedTGP, $(CLIENTS) clients, 4 architectures, $(ROUNDS) rounds (CLIENTS=, ROUNDS=)"
 	@echo "make test      the tests; make test-all with the slow ones"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff and mypy; make test-flower-next runs a part of the tests on Flower $(FLOWER_NEXT)"
 	@echo "make bench     the benchmarks, each with its own table"
 	@echo "make clean     remove caches and builds; make distclean also .venv. Results in outputs/ stay"
 
@@ -41,6 +42,16 @@ test: install-dev
 
 test-all: install-dev
 	$(BIN)/python -m pytest
+
+# The code must also run on the newest Flower, whose nodes speak HTTP; its package shadows the installed one here.
+test-flower-next: $(VENV)/.flower-next
+	PYTHONPATH=$(VENV)/flower-next $(BIN)/python -m pytest tests/test_payload.py tests/server_app tests/test_federation.py \
+		-k "payload or roster or two_rounds"
+
+$(VENV)/.flower-next: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target $(VENV)/flower-next flwr==$(FLOWER_NEXT)
+	@touch $@
 
 lint: install-dev
 	$(BIN)/python -m ruff check .

@@ -142,8 +142,9 @@ class FederationConfig:
             value = getattr(self, name)
             require(value >= bound, f"federation.{name}", value, f"at least {bound}")
 
-        for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every", "server_threads"):
+        for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every"):
             least(name, 1)
+        least("server_threads", 1)
         if self.num_clients is not None:
             least("num_clients", 1)
         least("gpus_per_client", 0)

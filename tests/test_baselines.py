@@ -11,7 +11,7 @@ from flwr.app import Array, Message
 
 from tests.fake_grid import run_federation
 
-METHODS = ["lg_fedavg", "fedgen", "feddistill"]
+METHODS = ["lg_fedavg", "fedgen algorithm.server.steps=3", "feddistill"]
 SMALL = "partition.max_samples=160"
 
 

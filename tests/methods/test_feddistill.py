@@ -26,6 +26,11 @@ EVERY = ["probabilities", "softmax_of_mean_logits", "mse_logits", "raw_logits"]
 BOUNDED = EVERY[:3]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 def probabilities(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).softmax(dim=-1)
 

@@ -30,6 +30,12 @@ from tests.fake_grid import run_federation
 
 CPU = torch.device("cpu")
 SMALL = "partition.max_samples=160"
+QUICK = "algorithm=fedgen algorithm.server.steps=3"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -265,8 +271,8 @@ def test_a_generator_that_does_not_fit_is_an_error_of_the_server() -> None:
 
 
 def test_weight_zero_is_lg_fedavg(tmp_path: Path) -> None:
-    for name in ("lg_fedavg", "fedgen algorithm.client.alpha=0.0"):
-        run_federation(f"algorithm={name} {SMALL} federation.rounds=3", str(tmp_path / name.split()[0]))
+    for name, overrides in (("lg_fedavg", "algorithm=lg_fedavg"), ("fedgen", f"{QUICK} algorithm.client.alpha=0.0")):
+        run_federation(f"{overrides} {SMALL} federation.rounds=3", str(tmp_path / name))
     one, two = (
         [json.loads(line)["client_accuracy"] for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         for name in ("lg_fedavg", "fedgen")
@@ -275,7 +281,7 @@ def test_weight_zero_is_lg_fedavg(tmp_path: Path) -> None:
 
 
 def test_counts_travel_once_and_the_generator_from_the_second_round_on(tmp_path: Path) -> None:
-    overrides = f"algorithm=fedgen {SMALL} federation.rounds=4 federation.participation=0.5"
+    overrides = f"{QUICK} {SMALL} federation.rounds=4 federation.participation=0.5"
     grid = run_federation(overrides, str(tmp_path / "run"))
     told: set[int] = set()
     for reply in grid.replies:
