@@ -51,3 +51,42 @@ def sample_squared_error(feats: Sequence[Vector], labels: Sequence[int], protos:
         if label in protos:
             total += sum((x - y) ** 2 for x, y in zip(feat, protos[label], strict=True))
     return total / (len(feats) * width)
+
+
+def log_softmax(logits: Vector) -> list[float]:
+    total = math.log(sum(math.exp(value) for value in logits))
+    return [value - total for value in logits]
+
+
+def cross_entropy(logits: Sequence[Vector], labels: Sequence[int]) -> float:
+    return sum(-log_softmax(row)[label] for row, label in zip(logits, labels, strict=True)) / len(labels)
+
+
+def divergence(logits: Sequence[Vector], targets: Sequence[Vector]) -> float:
+    """The mean over samples of KL(target || prediction), each a sum over the classes."""
+    total = 0.0
+    for row, target_row in zip(logits, targets, strict=True):
+        for own, target in zip(log_softmax(row), log_softmax(target_row), strict=True):
+            total += math.exp(target) * (target - own)
+    return total / len(logits)
+
+
+def mean_squared_error(rows: Sequence[Vector], others: Sequence[Vector]) -> float:
+    squares = [(x - y) ** 2 for a, b in zip(rows, others, strict=True) for x, y in zip(a, b, strict=True)]
+    return sum(squares) / len(squares)
+
+
+def smallest_rank(singular_values: Vector, energy: float) -> int:
+    """FedKD: the least number of leading singular values, from 1, whose squares hold the share ``energy``."""
+    squares = [value**2 for value in singular_values]
+    return next(rank for rank in range(1, len(squares) + 1) if sum(squares[:rank]) >= energy * sum(squares))
+
+
+def rank_of_the_public_code(singular_values: Vector, energy: float) -> int:
+    """The loop of FedKD's public code: it tries ranks from 0 and never all, and keeps 0 where none suffices."""
+    squares, rank = [value**2 for value in singular_values], 0
+    for tried in range(len(squares)):
+        if sum(squares[:tried]) > energy * sum(squares):
+            rank = tried
+            break
+    return rank

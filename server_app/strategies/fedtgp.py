@@ -27,12 +27,15 @@ class FedTGP(RoundStrategy):
         tau; for ``fixed`` the margin itself.
     use_network : bool
         False drops F (ablation "w/o F").
+    init_norm : float or None
+        Start of the global prototypes: orthogonal blocks of this norm, or None for the authors' N(0, 1).
     epochs : int
         S, server epochs a round.
     batch_size : int or None
         Received prototypes a step; None takes all at once.
-    optimizer, lr, schedule
-        How the loss is minimised; the paper leaves it open.
+    optimizer, lr, weight_decay, schedule
+        How the loss is minimised; the paper leaves it open. The decay bounds the prototypes: the margin grows with
+        them, and without a bound both grow until tau.
     send_untrained : bool
         Whether round 1 gets the untrained prototypes (paper) or none (the authors' code).
     """
@@ -40,10 +43,12 @@ class FedTGP(RoundStrategy):
     margin: Literal["max_pair", "max_of_min", "fixed", "none"] = "max_pair"
     margin_cap: float = 100.0
     use_network: bool = True
+    init_norm: float | None = 8.0
     epochs: int = 100
     batch_size: int | None = None
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = 0.001
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    lr: float = 0.0003
+    weight_decay: float = 20.0
     schedule: Literal["constant", "cosine"] = "constant"
     send_untrained: bool = True
 
@@ -52,11 +57,15 @@ class FedTGP(RoundStrategy):
         require(self.epochs >= 0, "epochs", self.epochs, "at least 0")
         require(self.batch_size is None or self.batch_size >= 1, "batch_size", self.batch_size, "null, or at least 1")
         require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
-        self._training = ServerTraining(self.epochs, self.batch_size, self.optimizer, self.lr, self.schedule)
+        decay = self.weight_decay
+        require(0 <= decay * self.lr < 1, "weight_decay", decay, "at least 0, and times lr below 1")
+        require(self.optimizer == "adamw" or decay == 0, "weight_decay", decay, "0 with optimizer=sgd")
+        require(self.init_norm is None or self.init_norm > 0, "init_norm", self.init_norm, "null, or above 0")
+        self._training = ServerTraining(self.epochs, self.batch_size, self.optimizer, self.lr, self.schedule, decay)
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return fresh latent vectors, F, and a counter of rounds trained."""
-        network = PrototypeNetwork(num_classes, width, self.use_network, rng)
+        network = PrototypeNetwork(num_classes, width, self.use_network, rng, self.init_norm)
         return {**network.state_dict(), "trained_rounds": torch.zeros((), dtype=torch.int64)}
 
     def downlink(self, state: State) -> Shared:

@@ -50,9 +50,26 @@ class PrototypeNetwork(nn.Module):
         False trains the vectors themselves (the paper's ablation "w/o F").
     generator : Generator
         Source of the initial values.
+    init_norm : float or None
+        None: latent vectors from N(0, 1) and torch's default weights, as the authors' code has it; the first
+        prototypes then lie close together. A number: F starts as the identity and class c owns a block of about
+        K / C coordinates, so that the first prototypes are orthogonal, at least 0 like features behind a ReLU, and
+        of this norm. The paper leaves the start open.
+
+    Raises
+    ------
+    ValueError
+        Blocks need K of at least C.
     """
 
-    def __init__(self, num_classes: int, width: int, use_network: bool, generator: Generator) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        width: int,
+        use_network: bool,
+        generator: Generator,
+        init_norm: float | None = None,
+    ) -> None:
         super().__init__()
         self.latents_CK = nn.Parameter(torch.randn(num_classes, width, generator=generator))
         self.network: nn.Module = nn.Identity()
@@ -61,6 +78,21 @@ class PrototypeNetwork(nn.Module):
             bound = 1 / math.sqrt(width)  # torch's own default, from our generator
             for parameter in self.network.parameters():
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        if init_norm is not None:
+            self._start_in_blocks(init_norm)
+
+    @torch.no_grad()
+    def _start_in_blocks(self, norm: float) -> None:
+        num_classes, width = self.latents_CK.shape
+        if width < num_classes:
+            raise ValueError(f"init_norm={norm} needs model.feature_dim of at least {num_classes} (C), not {width}")
+        owners_K = torch.arange(width) * num_classes // width
+        blocks_CK = functional.one_hot(owners_K, num_classes).T.float()
+        self.latents_CK.copy_(norm * functional.normalize(blocks_CK, dim=1))
+        for layer in self.network.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.eye_(layer.weight)
+                nn.init.zeros_(layer.bias)
 
     def forward(self) -> Tensor:
         """Return the ``(C, K)`` global prototypes."""
@@ -154,8 +186,9 @@ def contrastive_loss(received_NK: Tensor, classes_N: Tensor, protos_CK: Tensor, 
 class ServerTraining:
     """How the server minimises the contrastive loss in a round; the paper fixes only ``epochs`` (S).
 
-    ``batch_size`` null is one batch with every received prototype. ``schedule`` is ``constant`` or ``cosine``
-    (from ``lr`` to 0 over the steps of the round). The optimiser starts afresh every round.
+    ``batch_size`` null is one batch with every received prototype. ``optimizer`` is ``sgd`` or ``adamw``, whose
+    decoupled ``weight_decay`` multiplies every parameter by ``1 - lr weight_decay`` a step. ``schedule`` is
+    ``constant`` or ``cosine`` (from ``lr`` to 0 over the steps of the round). The optimiser starts afresh every round.
     """
 
     epochs: int
@@ -163,6 +196,7 @@ class ServerTraining:
     optimizer: str
     lr: float
     schedule: str
+    weight_decay: float = 0.0
 
 
 def train_prototypes(
@@ -197,7 +231,7 @@ def train_prototypes(
     size = min(training.batch_size or len(received_NK), len(received_NK))
     steps = training.epochs * math.ceil(len(received_NK) / size)
     step = 0
-    with DESCENTS[training.optimizer](network) as descend:
+    with DESCENTS[training.optimizer](network, training.weight_decay) as descend:
         for _ in range(training.epochs):
             for batch in targets.batches(size, generator):
                 descend(partial(contrastive_gradient, batch), training.lr * _factor(training.schedule, step / steps))
@@ -207,9 +241,9 @@ def train_prototypes(
 
 
 @contextmanager
-def _adam(network: PrototypeNetwork) -> Iterator[Descent]:
-    """Give Adam, with torch's own betas."""
-    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+def _adamw(network: PrototypeNetwork, weight_decay: float) -> Iterator[Descent]:
+    """Give AdamW, with torch's own betas; without decay it is Adam."""
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
 
     def descend(gradient: Gradient, lr: float) -> None:
         protos_CK = network()
@@ -222,12 +256,13 @@ def _adam(network: PrototypeNetwork) -> Iterator[Descent]:
 
 
 @contextmanager
-def _plain_descent(network: PrototypeNetwork) -> Iterator[Descent]:
+def _plain_descent(network: PrototypeNetwork, weight_decay: float) -> Iterator[Descent]:
     """Give plain gradient descent, written out: a fraction of the time of autograd and ``torch.optim.SGD``.
 
     The gradient of a weight matrix, a product of two ``(C, K)`` matrices, goes straight into the matrix, and each
     matrix is used and changed in one go, while it is in the processor's cache.
     """
+    assert not weight_decay
     latents_CK = network.latents_CK.detach()
     linear = [module for module in network.network.modules() if isinstance(module, nn.Linear)]
     if not linear:
@@ -259,7 +294,7 @@ def _apart(weight: Tensor) -> Tensor:
     return functional.pad(weight, (0, 16))[:, : weight.shape[1]]
 
 
-DESCENTS = {"adam": _adam, "sgd": _plain_descent}
+DESCENTS = {"adamw": _adamw, "sgd": _plain_descent}
 
 
 def _factor(schedule: str, progress: float) -> float:

@@ -28,7 +28,7 @@ def training(**changes: object) -> ServerTraining:
     settings: dict[str, object] = {
         "epochs": 5,
         "batch_size": None,
-        "optimizer": "adam",
+        "optimizer": "adamw",
         "lr": 0.01,
         "schedule": "constant",
     }
@@ -148,18 +148,21 @@ def test_written_gradient_is_right_and_finite_near_a_prototype(total: int, dista
 
 
 @pytest.mark.parametrize("use_network", [True, False])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_training_is_that_of_torch_optimisers(
     use_network: bool, optimizer: str, batch_size: int | None, schedule: str
 ) -> None:
     received, classes = torch.randn(10, 16, generator=generator()), torch.arange(10) % 3
+    decay = 3.0 if optimizer == "adamw" else 0.0
     changes = {"optimizer": optimizer, "batch_size": batch_size, "schedule": schedule, "epochs": 4}
+    changes["weight_decay"] = decay
     networks = [PrototypeNetwork(3, 16, use_network, generator()) for _ in range(2)]
     found = train_prototypes(networks[0], received, classes, 2.0, training(**changes), generator())
     # The plain version: autograd through the loss, torch's optimiser, mini-batches in the same order.
-    plain = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](networks[1].parameters(), lr=0.01)
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    plain = kinds[optimizer](networks[1].parameters(), lr=0.01, weight_decay=decay)
     rng, steps = generator(), 4 * (3 if batch_size else 1)
     rows = [r for _ in range(4) for r in (torch.randperm(10, generator=rng).split(4) if batch_size else [slice(None)])]
     for step, chosen in enumerate(rows):
@@ -171,3 +174,16 @@ def test_training_is_that_of_torch_optimisers(
     for one, two in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-5)
     assert found == pytest.approx(contrastive_loss(received, classes, networks[1](), 2.0).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("use_network", [True, False])
+@pytest.mark.parametrize(("num_classes", "width"), [(3, 3), (3, 8), (10, 512), (200, 512)])
+def test_blocks_start_orthogonal_and_of_the_asked_norm(use_network: bool, num_classes: int, width: int) -> None:
+    protos = PrototypeNetwork(num_classes, width, use_network, generator(), init_norm=8.0)().detach()
+    assert torch.allclose(protos @ protos.T, 64.0 * torch.eye(num_classes), atol=1e-3)
+    assert (protos >= 0).all()
+
+
+def test_blocks_need_room() -> None:
+    with pytest.raises(ValueError, match=r"model\.feature_dim of at least 9"):
+        PrototypeNetwork(9, 8, True, generator(), init_norm=8.0)
