@@ -58,6 +58,16 @@ def require_alike(who: str, found: Mapping[str, Tensor] | None, wanted: Mapping[
             raise ValueError(f"{who} sent weights.{name} as {shapes}")
 
 
+def labelled(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return named tensors with ``label`` before every name."""
+    return {label + name: tensor for name, tensor in tensors.items()}
+
+
+def part(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the named tensors that begin with ``label``, without it."""
+    return {name.removeprefix(label): tensor for name, tensor in tensors.items() if name.startswith(label)}
+
+
 def client_weight(who: str, examples: int | None, rule: str) -> float:
     """Return the weight of one client in a mean over clients: n_i for the rule ``examples``, 1 for ``uniform``.
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from server_app.contributions import gather_weights, inspect_weights
 from server_app.strategies.base import RoundStrategy, State
-from task.averaging import weighted_mean
+from task.averaging import labelled, part, weighted_mean
 from task.messages import Shared, Upload
 from task.methods.fedgen import (
     ADAM,
@@ -20,8 +20,6 @@ from task.methods.fedgen import (
     first_generator,
     label_prior,
     load_generator,
-    named,
-    part,
     require_label_counts,
     train_generator,
 )
@@ -138,7 +136,7 @@ class FedGen(RoundStrategy):
         generator = load_generator(state, num_classes, width)
         assert generator is not None
         prior_C = label_prior(state[TABLE].sum(dim=0) if TABLE in state else None, num_classes)
-        moments, loss = train_generator(generator, part(state, ADAM), teacher, prior_C, self._training, rng)
-        state |= named(weights_of(generator), GENERATOR) | named(moments, ADAM)
+        moments, loss = train_generator(generator, part(ADAM, state), teacher, prior_C, self._training, rng)
+        state |= labelled(GENERATOR, weights_of(generator)) | labelled(ADAM, moments)
         state["trained_rounds"] = state["trained_rounds"] + 1
         return loss

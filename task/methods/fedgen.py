@@ -34,7 +34,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from task.averaging import require_alike
+from task.averaging import labelled, part, require_alike
 from task.models.heads import HEAD, initialise
 from task.models.split import weights_of
 
@@ -263,17 +263,7 @@ def first_generator(noise_dim: int, hidden_dim: int, num_classes: int, width: in
     with torch.random.fork_rng(devices=[]):
         generator = FeatureGenerator(noise_dim, hidden_dim, num_classes, width)
     initialise(generator, rng)
-    return named(weights_of(generator), GENERATOR)
-
-
-def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the ``tensors``, their names with ``prefix`` before them."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return those ``tensors`` whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return labelled(GENERATOR, weights_of(generator))
 
 
 def load_generator(tensors: Mapping[str, Tensor], num_classes: int, width: int) -> FeatureGenerator | None:
@@ -284,7 +274,7 @@ def load_generator(tensors: Mapping[str, Tensor], num_classes: int, width: int) 
     ValueError
         The tensors are not those of a generator for C classes and features of width K.
     """
-    found = part(tensors, GENERATOR)
+    found = part(GENERATOR, tensors)
     if not found:
         return None
     first = found.get("layers.0.weight", torch.zeros(0))

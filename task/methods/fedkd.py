@@ -143,8 +143,8 @@ def change(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[st
 
 
 def apply_change(before: Mapping[str, Tensor], difference: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return named tensors with a ``difference`` (see ``change``) added."""
-    return {n: old + difference[n] if old.is_floating_point() else difference[n] for n, old in before.items()}
+    """Return new named tensors, ``before`` with a ``difference`` (see ``change``) added."""
+    return {n: old + difference[n] if old.is_floating_point() else difference[n].clone() for n, old in before.items()}
 
 
 def compress(tensors: Mapping[str, Tensor], energy: float, svd: Svd) -> dict[str, Tensor]:
@@ -166,7 +166,9 @@ def compress(tensors: Mapping[str, Tensor], energy: float, svd: Svd) -> dict[str
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.dim() < 2 or not tensor.is_floating_point():
+        # What has diverged goes out as it is, to be refused for what it is: no decomposition exists.
+        diverged = not torch.isfinite(tensor.square().sum())
+        if tensor.dim() < 2 or not tensor.is_floating_point() or diverged:
             packed[name] = tensor
             continue
         factors = _factorise(tensor.flatten(1) if svd == "flat" else tensor, energy, svd)

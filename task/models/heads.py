@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Tensor, nn
 
-from task.averaging import require_alike
+from task.averaging import labelled, require_alike
 from task.models.split import SplitModel, make_head, weights_of
 from task.schema import ModelConfig, require
 
@@ -36,7 +36,7 @@ def first_head(settings: ModelConfig, num_classes: int, rng: Generator) -> dict[
     """Return the named tensors of the shared head before round 1, drawn from ``rng``."""
     head = build_head(settings, num_classes)
     initialise(head, rng)
-    return {HEAD + name: tensor for name, tensor in weights_of(head).items()}
+    return labelled(HEAD, weights_of(head))
 
 
 def initialise(module: nn.Module, rng: Generator) -> None:
@@ -55,7 +55,7 @@ def head_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def read_head(model: SplitModel) -> dict[str, Tensor]:
     """Return copies of the named tensors of the model's head, on the CPU."""
-    return {HEAD + name: tensor for name, tensor in weights_of(model.head).items()}
+    return labelled(HEAD, weights_of(model.head))
 
 
 def replace_head(model: SplitModel, tensors: Mapping[str, Tensor]) -> None:

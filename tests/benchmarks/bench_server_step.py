@@ -111,7 +111,7 @@ class Case:
 
 def speed(case: Case, official_epochs: int, repeats: int) -> Pairs:
     """Time both sides; the authors' in ``official_epochs`` epochs, multiplied up to the 100 of a round."""
-    pairs = interleave(lambda: case.official(official_epochs), case.ours, repeats)
+    pairs = interleave(lambda: case.official(official_epochs), case.ours, repeats, warm_up=official_epochs < EPOCHS)
     return Pairs(tuple(time * EPOCHS / official_epochs for time in pairs.first), pairs.second)
 
 

@@ -44,15 +44,16 @@ class Pairs:
         return f"{low:.2f} to {high:.2f}"
 
 
-def interleave(first: Work, second: Work, repeats: int, clock: Callable[[], float] = time.process_time) -> Pairs:
-    """Time ``first`` and ``second`` alternately, after one untimed run of each."""
-    first(), second()
+def interleave(first: Work, second: Work, repeats: int, warm_up: bool = True) -> Pairs:
+    """Time ``first`` and ``second`` alternately in CPU seconds, after one untimed run of each."""
+    if warm_up:
+        first(), second()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for work, into in zip((first, second), times, strict=True):
-            begin = clock()
+            begin = time.process_time()
             work()
-            into.append(clock() - begin)
+            into.append(time.process_time() - begin)
     return Pairs(tuple(times[0]), tuple(times[1]))
 
 
