@@ -49,7 +49,7 @@ def fit_epochs(
     update = _updater(session, learners, clip)
     needs_care = has_batchnorm(modules)
     sums: dict[str, Tensor] = {}
-    samples = 0
+    samples, planned = 0, train.local_epochs * len(session.split.train)
     modules.train()
     for _ in range(train.local_epochs):
         for images, labels in session.train_batches(needs_care):
@@ -57,7 +57,7 @@ def fit_epochs(
             with batchnorm_in_eval(modules) if care else nullcontext(), autocast(train, session.device):
                 losses = step(images, labels)
                 total = torch.stack(list(losses.values())).sum()
-            update(total)
+            update(total, _rate_factor(train.lr_schedule, samples / planned))
             samples += len(labels)
             for name, value in losses.items():  # summed where they are: reading one would wait for the device
                 weighted = value.detach().float() * len(labels)
@@ -65,8 +65,13 @@ def fit_epochs(
     return {name: float(value) / samples for name, value in sums.items()} if samples else {}
 
 
-def _updater(session: Session, learners: Sequence[Learner], clip: float | None) -> Callable[[Tensor], None]:
-    """Return what takes one step of a new SGD optimiser down a loss."""
+def _rate_factor(schedule: str, progress: float) -> float:
+    """Return the factor on the learning rate when this share of the round's samples has been seen."""
+    return 1.0 if schedule == "constant" else 1.0 - progress
+
+
+def _updater(session: Session, learners: Sequence[Learner], clip: float | None) -> Callable[[Tensor, float], None]:
+    """Return what takes one step of a new SGD optimiser down a loss, at a share of its learning rates."""
     train = session.config.train
     parameters = [list(learner.module.parameters()) for learner in learners]
     rates = [train.lr if learner.lr is None else learner.lr for learner in learners]
@@ -75,7 +80,9 @@ def _updater(session: Session, learners: Sequence[Learner], clip: float | None) 
     # Unscaled small gradients vanish in fp16; the scaler is off, and free, otherwise.
     scaler = torch.amp.GradScaler(session.device.type, enabled=train.precision == "fp16")
 
-    def update(total: Tensor) -> None:
+    def update(total: Tensor, factor: float) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = factor * rate
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         if clip is not None:

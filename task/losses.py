@@ -87,7 +87,5 @@ def divergence(logits_BC: Tensor, target_logits_BC: Tensor, reduction: Literal["
         which is what torch's default does and public code therefore has.
     """
     target = functional.log_softmax(target_logits_BC, dim=1)
-    found = functional.kl_div(
-        functional.log_softmax(logits_BC, dim=1), target, reduction="batchmean", log_target=True
-    )
+    found = functional.kl_div(functional.log_softmax(logits_BC, dim=1), target, reduction="batchmean", log_target=True)
     return found if reduction == "batchmean" else found / logits_BC.shape[1]

@@ -80,12 +80,15 @@ class ModelConfig:
 class TrainConfig:
     """Local training: plain SGD with a new optimiser every round, and how it runs on the machine.
 
+    ``lr_schedule`` is ``constant``, or ``linear``: the rate falls to 0 within each round's local training, so that
+    the last few batches do not decide with which model a round ends.
     ``threads`` is the number of CPU threads of a client: one, because several clients train side by side.
     """
 
     local_epochs: int = 1
     batch_size: int = 10
     lr: float = 0.01
+    lr_schedule: str = "constant"
     momentum: float = 0.0
     weight_decay: float = 0.0
     shuffle: bool = True
@@ -104,6 +107,7 @@ class TrainConfig:
         require(0 <= self.momentum < 1, "train.momentum", self.momentum, "from 0 to below 1")
         require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "at least 0")
         require(self.threads >= 1, "train.threads", self.threads, "at least 1")
+        require_choice("train.lr_schedule", self.lr_schedule, ("constant", "linear"))
         require_choice("train.device", self.device, ("auto", "cpu", "cuda"))
         require_choice("train.precision", self.precision, ("fp32", "bf16", "fp16"))
 

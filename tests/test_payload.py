@@ -62,7 +62,7 @@ def test_evaluation_round_trip(examples: int | None) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_node_report_round_trip(shared: bool) -> None:
     sizes = (10, 3, (1, 2, 10)) if shared else (None, None, None)
-    sent = NodeReport(1, 4, "cnn4", 99, K, ("a", "b", "c"), "cpu", (0, 2), *sizes)
+    sent = NodeReport(1, 4, "cnn4", 99, K, ("a", "b", "c"), "cpu", (0, 2), *sizes, image_shape=(1, 28, 28))
     assert decode_node_report(encode_node_report(sent), 12) == sent
 
 

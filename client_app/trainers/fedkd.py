@@ -43,12 +43,16 @@ class FedKDTrainer(Compression, Trainer):
         Largest norm of the gradients of teacher, student and W^h, each by itself; None does not clip.
     least_divisor : float
         Least value of the sum of both CE as a divisor.
+    detach_divisor : bool
+        Whether that sum is taken as given, or lets gradients through as in both public codes. Given, it fits faster,
+        and at high learning rates needs ``clip`` and a ``least_divisor`` near 1, else it diverges.
     """
 
     student_lr: float | None = 0.01
     kl: Literal["batchmean", "mean"] = "batchmean"
     clip: float | None = None
     least_divisor: float = 1e-6
+    detach_divisor: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +76,7 @@ class FedKDTrainer(Compression, Trainer):
                 labels,
                 kl=self.kl,
                 least_divisor=self.least_divisor,
+                detach_divisor=self.detach_divisor,
             )
             return {"loss": teacher_loss, "student_loss": student_loss}
 

@@ -105,6 +105,7 @@ def distillation_losses(
     *,
     kl: Literal["batchmean", "mean"],
     least_divisor: float,
+    detach_divisor: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of teacher and student on one batch; each of the models learns from the sum of both.
 
@@ -122,6 +123,9 @@ def distillation_losses(
         ``batchmean`` or ``mean``, as in ``task.losses.divergence``.
     least_divisor : float
         The least divisor, above 0.
+    detach_divisor : bool
+        Whether the divisor is taken as given. With False its gradient rewards larger task losses, which keeps the
+        divisor away from 0.
 
     References
     ----------
@@ -130,6 +134,7 @@ def distillation_losses(
     teacher_loss = functional.cross_entropy(teacher_BC, labels_B)
     student_loss = functional.cross_entropy(student_BC, labels_B)
     divisor = (teacher_loss + student_loss).clamp(min=least_divisor)
+    divisor = divisor.detach() if detach_divisor else divisor
     hidden = functional.mse_loss(aligned_BK, teacher_BK)
     return (
         teacher_loss + (divergence(teacher_BC, student_BC, kl) + hidden) / divisor,
@@ -219,7 +224,9 @@ def _factorise(matrices: Tensor, energy: float, svd: Svd) -> tuple[Tensor, Tenso
     if matrices.shape[-2] > matrices.shape[-1]:
         u, s, v = _factorise(matrices.mT, energy, svd)
         return v.mT.contiguous(), s, u.mT.contiguous()
-    squares, vectors = torch.linalg.eigh(matrices @ matrices.mT)
+    # To a largest entry of 1: the squares of large or small numbers leave the range of float32.
+    scaled = matrices / matrices.abs().amax().clamp(min=torch.finfo(matrices.dtype).tiny)
+    squares, vectors = torch.linalg.eigh(scaled @ scaled.mT)
     # Of all matrices together: those of a convolution's slices get one common rank.
     squares = squares.clamp(min=0).reshape(-1, squares.shape[-1]).sum(dim=0)
     rank = _rank(squares.flip(0).double().cumsum(dim=0), energy, svd)

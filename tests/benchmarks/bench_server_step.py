@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from server_app.strategies.base import State
 from server_app.strategies.fedtgp import FedTGP
 from task.config import build, load
 from task.messages import PrototypeSet, Upload
@@ -36,13 +35,6 @@ class OfficialPrototypes(nn.Module):
         embedded = self.embeddings(torch.tensor(classes, device=self.last.weight.device))
         made: Tensor = self.last(self.middle(embedded))
         return made
-
-    def take(self, state: State) -> None:
-        """Start from the same values as our side."""
-        values = [value for name, value in state.items() if name != "trained_rounds"]
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters(), values, strict=True):
-                parameter.copy_(value)
 
 
 def official_loop(model: OfficialPrototypes, received: list[tuple[Tensor, int]], margin: float, epochs: int) -> None:
@@ -93,10 +85,9 @@ class Case:
         return metrics["margin"]
 
     def official(self, epochs: int) -> None:
-        """Run the authors' loop from the same start with the same margin."""
+        """Run the authors' loop from their own start with the same margin."""
         torch.manual_seed(2)
         self.model = OfficialPrototypes(self.num_classes)
-        self.model.take(self.state)
         official_loop(self.model, self.pairs, self.margin, epochs)
 
     def losses(self) -> tuple[float, float]:

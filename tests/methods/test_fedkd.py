@@ -52,7 +52,8 @@ def size(tensors: dict[str, Tensor]) -> int:
 def test_losses_are_those_of_slow_loops(kl: Any, least: float) -> None:
     teacher, student, features, aligned = random(6, 5), random(6, 5, seed=1), random(6, 4, seed=2), random(6, 4, seed=3)
     labels = [0, 1, 2, 3, 4, 0]
-    found = distillation_losses(teacher, student, features, aligned, torch.tensor(labels), kl=kl, least_divisor=least)
+    settings: dict[str, Any] = {"kl": kl, "least_divisor": least, "detach_divisor": False}
+    found = distillation_losses(teacher, student, features, aligned, torch.tensor(labels), **settings)
     one, two = teacher.tolist(), student.tolist()
     tasks = [oracles.cross_entropy(logits, labels) for logits in (one, two)]
     hidden = oracles.mean_squared_error(features.tolist(), aligned.tolist())
@@ -66,13 +67,34 @@ def test_losses_are_those_of_slow_loops(kl: Any, least: float) -> None:
 def test_two_perfect_models_do_not_divide_by_zero() -> None:
     sure = (200 * torch.eye(3)).requires_grad_()
     features, aligned = random(3, 4), random(3, 4, seed=1).requires_grad_()
-    losses = distillation_losses(
-        sure, sure.detach(), features, aligned, torch.arange(3), kl="batchmean", least_divisor=0.5
-    )
+    settings: dict[str, Any] = {"kl": "batchmean", "least_divisor": 0.5, "detach_divisor": False}
+    losses = distillation_losses(sure, sure.detach(), features, aligned, torch.arange(3), **settings)
     torch.stack(losses).sum().backward()
     assert torch.isfinite(torch.stack(losses)).all()
     assert sure.grad is not None
     assert torch.isfinite(sure.grad).all()
+
+
+def test_the_divisor_is_pushed_up_unless_it_is_taken_as_given() -> None:
+    # Equal outputs: the divergence is 0 and flat, so that what is left is CE + MSE / divisor for both.
+    slopes = []
+    for given in (True, False):
+        logits, features, labels = random(3, 4).requires_grad_(), 3 * random(3, 5), torch.arange(3)
+        settings: dict[str, Any] = {"kl": "batchmean", "least_divisor": 1e-6, "detach_divisor": given}
+        loss, _ = distillation_losses(logits, logits.detach(), features, -features, labels, **settings)
+        slopes.append(torch.autograd.grad(loss, logits)[0])
+    task = torch.nn.functional.cross_entropy(logits, labels)
+    plain = torch.autograd.grad(task, logits)[0]
+    hidden = (2 * features).square().mean()
+    assert torch.allclose(slopes[0], plain, atol=1e-6)
+    assert torch.allclose(slopes[1], (1 - hidden / (2 * task) ** 2) * plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1e-8, 1e8, 1e15])
+def test_matrices_of_any_scale_can_be_compressed(factor: float) -> None:
+    matrix = decaying(40, 60) * factor
+    assert "w" not in compress({"w": matrix}, 0.95, "flat")
+    assert torch.allclose(restored(matrix, 0.999) / factor, matrix / factor, atol=0.05)
 
 
 @pytest.mark.parametrize("shape", [(12, 30), (30, 12), (8, 4, 3, 3), (9, 9)])

@@ -79,7 +79,9 @@ def test_with_labels_alone_the_private_model_is_that_of_local_training() -> None
     of, upload = fitted(FMLTrainer(alpha=1.0, beta=1.0))
     local = session("algorithm=local")
     SupervisedTrainer().fit(local)
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(of.model).values(), weights_of(local.model).values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights_of(of.model).values(), weights_of(local.model).values(), strict=True)
+    )
     assert upload.examples is None
 
 

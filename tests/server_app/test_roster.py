@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app.roster import discover, reason_of
+from server_app.roster import Roster, discover, reason_of
 from task.config import load
 from task.messages import NodeReport
 from task.payload import encode_node_report
@@ -84,3 +84,17 @@ def test_the_reason_of_a_failure_is_its_last_telling_line(reason: str, expected:
     asked = Message(RecordDict(), dst_node_id=5, message_type="query")
     asked.metadata.__dict__["_src_node_id"] = 1
     assert reason_of(Message(Error(7, reason), reply_to=asked)) == expected
+
+
+def test_a_shared_model_needs_images_of_one_shape() -> None:
+    found = roster_of([report(0, image_shape=(1, 28, 28)), report(1, image_shape=(1, 28, 28))])
+    assert found.image_shape == (1, 28, 28)
+    with pytest.raises(ValueError, match=r"one shape; found \(1, 28, 28\) of client 0, \(3, 28, 28\) of client 1"):
+        _ = roster_of([report(0, image_shape=(1, 28, 28)), report(1, image_shape=(3, 28, 28))]).image_shape
+    with pytest.raises(ValueError, match=r"client 1 sent image-shape=\(\): channels, height, width"):
+        _ = roster_of([report(0), report(1)]).image_shape
+
+
+def roster_of(reports: list[NodeReport]) -> Roster:
+    by_partition = {each.partition: each for each in reports}
+    return Roster(by_partition, dict.fromkeys(by_partition, 1))
