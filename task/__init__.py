@@ -3,7 +3,8 @@
 Layers, lowest first; a module imports only from its own row or the rows above it::
 
     seeding, schema, config, resume        random streams by name; the checked configuration
-    prototypes, losses, averaging          tensors in, tensors out
+    prototypes, losses, averaging,         tensors in, tensors out
+    contrastive_gradient, descents
     models, data                           what a client owns
     metrics, methods                       evaluation; one file a paper, free functions on tensors
     messages, payload                      what travels between server and client, and how it is written down

@@ -34,8 +34,9 @@ class FedTGP(RoundStrategy):
     batch_size : int or None
         Received prototypes a step; None takes all at once.
     optimizer, lr, weight_decay, schedule
-        How the loss is minimised; the paper leaves it open. The decay bounds the prototypes: the margin grows with
-        them, and without a bound both grow until tau.
+        How the loss is minimised; the paper leaves it open. AdamW's decay is ``weight_decay / C``. It bounds the
+        prototypes: the margin grows with them, and without a bound both grow until tau. It is divided by C because
+        with more classes F has to hold more prototypes apart, and the same decay would keep them together.
     send_untrained : bool
         Whether round 1 gets the untrained prototypes (paper) or none (the authors' code).
     """
@@ -47,8 +48,8 @@ class FedTGP(RoundStrategy):
     epochs: int = 100
     batch_size: int | None = None
     optimizer: Literal["sgd", "adamw"] = "adamw"
-    lr: float = 0.0003
-    weight_decay: float = 20.0
+    lr: float = 0.001
+    weight_decay: float = 100.0
     schedule: Literal["constant", "cosine"] = "constant"
     send_untrained: bool = True
 
@@ -61,7 +62,6 @@ class FedTGP(RoundStrategy):
         require(0 <= decay * self.lr < 1, "weight_decay", decay, "at least 0, and times lr below 1")
         require(self.optimizer == "adamw" or decay == 0, "weight_decay", decay, "0 with optimizer=sgd")
         require(self.init_norm is None or self.init_norm > 0, "init_norm", self.init_norm, "null, or above 0")
-        self._training = ServerTraining(self.epochs, self.batch_size, self.optimizer, self.lr, self.schedule, decay)
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return fresh latent vectors, F, and a counter of rounds trained."""
@@ -88,7 +88,9 @@ class FedTGP(RoundStrategy):
         classes_N = torch.cat([each.class_ids for each in sets]).to(device)
         margin = self._margin(received_NK, classes_N)
         network = self._network(state, device)
-        loss = train_prototypes(network, received_NK, classes_N, margin, self._training, rng)
+        decay = self.weight_decay / len(network.latents_CK)
+        training = ServerTraining(self.epochs, self.batch_size, self.optimizer, self.lr, self.schedule, decay)
+        loss = train_prototypes(network, received_NK, classes_N, margin, training, rng)
         trained = {name: value.detach().cpu() for name, value in network.state_dict().items()}
         with torch.no_grad():
             gap = smallest_gap(network().cpu())

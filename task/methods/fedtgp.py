@@ -21,8 +21,6 @@ prototype on top of another gives no NaN; every class keeps its prototype while 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,13 +28,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from task.methods.contrastive_gradient import Targets, contrastive_gradient
+from task.contrastive_gradient import Targets, contrastive_gradient
+from task.descents import DESCENTS
 from task.prototypes import pairwise_distance
-
-Gradient = Callable[[Tensor], Tensor]
-"""The gradient of a loss at ``(C, K)`` global prototypes, of the same shape."""
-Descent = Callable[[Gradient, float], object]
-"""Takes one step down a loss, given its gradient and the learning rate."""
 
 
 class PrototypeNetwork(nn.Module):
@@ -231,70 +225,13 @@ def train_prototypes(
     size = min(training.batch_size or len(received_NK), len(received_NK))
     steps = training.epochs * math.ceil(len(received_NK) / size)
     step = 0
-    with DESCENTS[training.optimizer](network, training.weight_decay) as descend:
+    with DESCENTS[training.optimizer](network, network.latents_CK, training.weight_decay) as descend:
         for _ in range(training.epochs):
             for batch in targets.batches(size, generator):
                 descend(partial(contrastive_gradient, batch), training.lr * _factor(training.schedule, step / steps))
                 step += 1
     with torch.no_grad():
         return float(contrastive_loss(received_NK, classes_N, network(), margin))
-
-
-@contextmanager
-def _adamw(network: PrototypeNetwork, weight_decay: float) -> Iterator[Descent]:
-    """Give AdamW, with torch's own betas; without decay it is Adam."""
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=weight_decay, fused=True)
-
-    def descend(gradient: Gradient, lr: float) -> None:
-        protos_CK = network()
-        optimizer.zero_grad(set_to_none=True)
-        protos_CK.backward(gradient(protos_CK.detach()))
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-
-    yield descend
-
-
-@contextmanager
-def _plain_descent(network: PrototypeNetwork, weight_decay: float) -> Iterator[Descent]:
-    """Give plain gradient descent, written out: a fraction of the time of autograd and ``torch.optim.SGD``.
-
-    The gradient of a weight matrix, a product of two ``(C, K)`` matrices, goes straight into the matrix, and each
-    matrix is used and changed in one go, while it is in the processor's cache.
-    """
-    assert not weight_decay
-    latents_CK = network.latents_CK.detach()
-    linear = [module for module in network.network.modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        yield lambda gradient, lr: latents_CK.sub_(gradient(latents_CK), alpha=lr)
-        return
-    first, second = layers = [(_apart(layer.weight.detach()), layer.bias.detach()) for layer in linear]
-
-    def descend(gradient: Gradient, lr: float) -> None:
-        hidden_CK = torch.addmm(first[1], latents_CK, first[0].T).relu_()
-        slope_CK = gradient(torch.addmm(second[1], hidden_CK, second[0].T))
-        slope_CK = through(second, hidden_CK, slope_CK, lr).mul_(hidden_CK.sign())  # the sign is the slope of ReLU
-        latents_CK.sub_(through(first, latents_CK, slope_CK, lr), alpha=lr)
-
-    def through(layer: tuple[Tensor, Tensor], inputs_CK: Tensor, slope_CK: Tensor, lr: float) -> Tensor:
-        """Step ``layer`` against the gradient of its output; return the gradient of its input before the step."""
-        weight, bias = layer
-        slope_of_inputs_CK = slope_CK @ weight
-        weight.addmm_(slope_CK.T, inputs_CK, alpha=-lr)
-        bias.sub_(slope_CK.sum(dim=0), alpha=lr)
-        return slope_of_inputs_CK
-
-    yield descend
-    for module, (weight, _) in zip(linear, layers, strict=True):
-        module.weight.detach().copy_(weight)
-
-
-def _apart(weight: Tensor) -> Tensor:
-    """Return a copy with gaps between its rows: rows a power of two apart get in each other's way in the cache."""
-    return functional.pad(weight, (0, 16))[:, : weight.shape[1]]
-
-
-DESCENTS = {"adamw": _adamw, "sgd": _plain_descent}
 
 
 def _factor(schedule: str, progress: float) -> float:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from task.methods.contrastive_gradient import Targets, contrastive_gradient
+from task.contrastive_gradient import Targets, contrastive_gradient
 from task.methods.fedtgp import (
     PrototypeNetwork,
     ServerTraining,
