@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context
 from torch import Generator, Tensor
 
-from task.averaging import require_alike
+from task.averaging import labelled, part, require_alike
 from task.config import NodeSettings, build, load_cached, node_settings
 from task.data.loaders import Batch, ClientData
 from task.data.partition import client_splits
@@ -58,8 +58,7 @@ class Session:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that the client must keep until it is asked again: its model, and ``kept``."""
-        model = {MODEL + name: tensor for name, tensor in self.model.state_dict().items()}
-        return model | {KEPT + name: tensor for name, tensor in self.kept.items()}
+        return labelled(MODEL, self.model.state_dict()) | labelled(KEPT, self.kept)
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take up what ``state()`` returned, without initialising the model first."""
@@ -68,8 +67,8 @@ class Session:
         # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
         # the last bits of a result must not depend on where a state came from.
         copies = {name: tensor.clone() for name, tensor in state.items()}
-        model.load_state_dict(_part(copies, MODEL), assign=True)
-        self.__dict__["model"], self.kept = self._place(model), _part(copies, KEPT)
+        model.load_state_dict(part(MODEL, copies), assign=True)
+        self.__dict__["model"], self.kept = self._place(model), part(KEPT, copies)
 
     def auxiliary(self, weights: Mapping[str, Tensor] | None) -> SplitModel:
         """Return the extra model that the clients share, with the ``weights`` that the server sent, on the device.
@@ -140,10 +139,6 @@ class Session:
     def _place(self, model: SplitModel) -> SplitModel:
         layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format
         return model.to(self.device).to(memory_format=layout)
-
-
-def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def open_session(context: Context) -> Session:

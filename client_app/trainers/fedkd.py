@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from client_app.loop import Learner, fit_epochs
 from client_app.session import Session
 from client_app.trainers.base import Trainer
+from task.averaging import labelled, part
 from task.messages import Upload
 from task.methods.fedkd import (
     CHANGE,
@@ -19,8 +20,6 @@ from task.methods.fedkd import (
     compress,
     decompress,
     distillation_losses,
-    labelled,
-    part,
 )
 from task.models.split import weights_of
 from task.schema import require

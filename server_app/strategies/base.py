@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING, getLogger
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from task.messages import Download, EvaluationReport, Expected, Shared, Upload
 from task.models.assign import build_auxiliary
 from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
-from task.schema import Config
+from task.schema import Config, require
 from task.seeding import stream, torch_stream
 
 LOG = getLogger("flwr")
@@ -63,9 +63,14 @@ class RoundStrategy(Strategy):
     """Flower's ``Strategy`` for methods whose server does three things: begin, send, absorb."""
 
     run: Run
+    has_prototypes: ClassVar[bool] = False
+    """Whether clients receive prototypes of features, by which they can classify."""
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that the method cannot run, with a ``ValueError`` of one line; called at load."""
+        rule = config.algorithm.inference
+        allowed = f"head, since {config.algorithm.name} has no prototypes of features"
+        require(rule == "head" or self.has_prototypes, "algorithm.inference", rule, allowed)
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""

@@ -11,7 +11,6 @@ from torch import Generator
 from server_app.strategies.base import RoundStrategy, State
 from task.messages import PrototypeSet, Shared, Upload
 from task.methods.feddistill import average_outputs, require_probabilities
-from task.schema import Config, require
 
 LOG = getLogger("flwr")
 
@@ -30,11 +29,6 @@ class FedDistill(RoundStrategy):
 
     target: Literal["probabilities", "softmax_of_mean_logits", "mse_logits", "raw_logits"] = "probabilities"
     forget: bool = False
-
-    def check(self, config: Config) -> None:
-        """Refuse inference by prototypes: what is exchanged are outputs, not features."""
-        rule = config.algorithm.inference
-        require(rule == "head", "algorithm.inference", rule, "head: feddistill has no prototypes of features")
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return C, the width of an output."""

@@ -71,10 +71,9 @@ class FedGen(RoundStrategy):
         self._training = GeneratorTraining(self.steps, self.batch_size, self.lr, self.diversity)
 
     def check(self, config: Config) -> None:
-        """Refuse unequal heads, and inference by prototypes, of which there are none."""
-        require_equal_heads(config.model, "fedgen")
-        rule = config.algorithm.inference
-        require(rule == "head", "algorithm.inference", rule, "head: fedgen has no prototypes")
+        """Refuse unequal heads, too."""
+        super().check(config)
+        require_equal_heads(config.model, config.algorithm.name)
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return a fresh head and generator, and an empty table of label counts, one row a client."""

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 from server_app.strategies.base import RoundStrategy, State
-from task.averaging import weighted_mean
+from task.averaging import labelled, part, weighted_mean
 from task.messages import Shared, Upload
-from task.methods.fedkd import CHANGE, MODEL, Compression, apply_change, compress, decompress, labelled, part
+from task.methods.fedkd import CHANGE, MODEL, Compression, apply_change, compress, decompress
 from task.models.split import weights_of
 from task.schema import Config, require
 
@@ -23,9 +23,8 @@ class FedKD(Compression, RoundStrategy):
     """
 
     def check(self, config: Config) -> None:
-        """Refuse inference by prototypes, of which there are none, and halves that compress in two ways."""
-        rule = config.algorithm.inference
-        require(rule == "head", "algorithm.inference", rule, "head: fedkd has no prototypes")
+        """Refuse halves that compress in two ways, too."""
+        super().check(config)
         for name in ("what", "energy_start", "energy_end", "svd"):
             mine, theirs = getattr(self, name), config.algorithm.client.get(name)
             require(mine == theirs, f"algorithm.client.{name}", theirs, f"that of algorithm.server, {mine}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator
@@ -27,6 +27,8 @@ class FedProto(RoundStrategy):
 
     aggregation: Literal["weighted", "uniform", "literal"] = "weighted"
     forget: bool = False
+
+    has_prototypes: ClassVar[bool] = True
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return a state in which no class has a prototype."""

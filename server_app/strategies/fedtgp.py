@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator
@@ -62,6 +62,8 @@ class FedTGP(RoundStrategy):
         require(0 <= decay * self.lr < 1, "weight_decay", decay, "at least 0, and times lr below 1")
         require(self.optimizer == "adamw" or decay == 0, "weight_decay", decay, "0 with optimizer=sgd")
         require(self.init_norm is None or self.init_norm > 0, "init_norm", self.init_norm, "null, or above 0")
+
+    has_prototypes: ClassVar[bool] = True
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return fresh latent vectors, F, and a counter of rounds trained."""

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Generator
 
+from server_app.contributions import gather_weights, inspect_weights
 from server_app.strategies.base import RoundStrategy, State
-from task.averaging import client_weight, require_alike, weighted_mean
+from task.averaging import weighted_mean
 from task.messages import Shared, Upload
 from task.models.split import weights_of
-from task.schema import Config, require
 
 
 @dataclass
@@ -25,11 +25,6 @@ class FML(RoundStrategy):
     """
 
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    def check(self, config: Config) -> None:
-        """Refuse inference by prototypes, of which there are none."""
-        rule = config.algorithm.inference
-        require(rule == "head", "algorithm.inference", rule, "head: fml has no prototypes")
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return the weights of a fresh shared model, the state being nothing else."""
@@ -45,19 +40,11 @@ class FML(RoundStrategy):
 
     def inspect(self, state: State, upload: Upload) -> None:
         """Refuse another model than the shared one, and one without the number of samples that weighs it."""
-        if upload.weights is not None:  # a client that trained nothing sends none
-            who = f"client {upload.partition}"
-            require_alike(who, upload.weights, state)
-            client_weight(who, upload.examples, self.weighting)
+        inspect_weights(upload, state, self.weighting)
 
     def absorb(
         self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device
     ) -> tuple[State, dict[str, float]]:
         """Average what came; a round without models changes nothing."""
-        senders = [upload for upload in uploads if upload.weights is not None]
-        models = [upload.weights for upload in uploads if upload.weights is not None]
-        metrics = {"models_received": float(len(models))}
-        if not models:
-            return state, metrics
-        weights = [client_weight(f"client {each.partition}", each.examples, self.weighting) for each in senders]
-        return weighted_mean(models, weights), metrics
+        models, counts = gather_weights(uploads, self.weighting)
+        return weighted_mean(models, counts) if models else state, {"models_received": float(len(models))}

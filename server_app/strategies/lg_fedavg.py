@@ -12,7 +12,7 @@ from server_app.strategies.base import RoundStrategy, State
 from task.messages import Shared, Upload
 from task.methods.lg_fedavg import average_heads
 from task.models.heads import first_head, require_equal_heads
-from task.schema import Config, require
+from task.schema import Config
 
 
 @dataclass
@@ -28,10 +28,9 @@ class LgFedAvg(RoundStrategy):
     weighting: Literal["examples", "uniform"] = "examples"
 
     def check(self, config: Config) -> None:
-        """Refuse unequal heads, and inference by prototypes, of which there are none."""
-        require_equal_heads(config.model, "lg_fedavg")
-        rule = config.algorithm.inference
-        require(rule == "head", "algorithm.inference", rule, "head: lg_fedavg has no prototypes")
+        """Refuse unequal heads, too."""
+        super().check(config)
+        require_equal_heads(config.model, config.algorithm.name)
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return a fresh head, the state being the head itself."""

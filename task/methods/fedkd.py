@@ -86,16 +86,6 @@ class Compression:
         return CHANGE if self.what == "update" else MODEL
 
 
-def labelled(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return named tensors with ``label`` before every name."""
-    return {label + name: tensor for name, tensor in tensors.items()}
-
-
-def part(label: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the named tensors that begin with ``label``, without it."""
-    return {name.removeprefix(label): tensor for name, tensor in tensors.items() if name.startswith(label)}
-
-
 def distillation_losses(
     teacher_BC: Tensor,
     student_BC: Tensor,

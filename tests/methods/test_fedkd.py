@@ -8,6 +8,7 @@ from torch import Tensor
 from client_app.session import Session
 from client_app.trainers.fedkd import FedKDTrainer
 from server_app.strategies.fedkd import FedKD
+from task.averaging import labelled, part
 from task.config import load
 from task.messages import Download, Upload
 from task.methods.fedkd import (
@@ -19,8 +20,6 @@ from task.methods.fedkd import (
     compress,
     decompress,
     distillation_losses,
-    labelled,
-    part,
 )
 from tests import oracles
 from tests.client_app.test_training import session
