@@ -125,9 +125,11 @@ class LocalSuperLink:
         return False
 
     def _popen(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C reaches only the launcher, which then stops things in order.
+        # A session of its own: Ctrl-C reaches only the launcher, which then stops things in order. And a folder of its
+        # own: Ray puts the working folder first on its workers' path, where a checkout would hide the bundle.
         return subprocess.Popen(
             command,
+            cwd=self.home,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
