@@ -35,7 +35,7 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
 
 run: install
 	$(BIN)/protofed algorithm=fedtgp data=fashion_small partition=dirichlet partition.alpha=0.1 model=htcnn4 \
-		federation.num_clients=$(CLIENTS) federation.rounds=$(ROUNDS)
+		train=steady federation.num_clients=$(CLIENTS) federation.rounds=$(ROUNDS)
 
 test: install-dev
 	$(BIN)/python -m pytest -m "not slow"
@@ -58,7 +58,8 @@ lint: install-dev
 	$(BIN)/python -m mypy
 
 bench: install-dev
-	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@missed=0; for file in tests/benchmarks/bench_*.py; do \
+		echo "== $$file"; $(BIN)/python -m tests.benchmarks.$$(basename "$$file" .py) || missed=1; done; exit $$missed
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
