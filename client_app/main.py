@@ -1,6 +1,7 @@
 """Flower's ``ClientApp``: one handler for each kind of message. No method is named here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from task.payload import (
     encode_node_report,
     encode_upload,
 )
+from task.seeding import stream_seed
 
 Result = TypeVar("Result")
 app = ClientApp()
@@ -37,7 +39,7 @@ def query(message: Message, context: Context) -> Message:
         partition=session.node.partition,
         num_partitions=session.node.num_partitions,
         model=session.model_name,
-        parameters=parameter_count(session.model),
+        parameters=parameter_count(_within_memory(session, lambda: session.model)),
         feature_dim=session.config.model.feature_dim,
         class_names=session.dataset.class_names,
         device=str(session.device),
@@ -55,8 +57,10 @@ def train(message: Message, context: Context) -> Message:
     """Restore the client's model, train it, keep it, and return what the method shares."""
     session, trainer = _open(message, context)
     store = open_store(session.config, session.node, context, session.download.session)
-    content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
-    store.save(session.download.round, session.state(), session.download.durable_round)
+    with _seeded(session):
+        content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
+    needed = {session.download.state_round, session.download.durable_round}
+    store.save(session.download.round, session.state(), needed)
     return Message(content, reply_to=message)
 
 
@@ -75,8 +79,20 @@ def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
     session.download = decode_download(message.content, session.num_classes, trainer.shared_width(session))
     if session.download.state_round:
         store = open_store(session.config, session.node, context, session.download.session)
-        session.restore(store.load(session.download.state_round))
+        state = store.load(session.download.state_round)
+        _within_memory(session, lambda: session.restore(state))
     return session, trainer
+
+
+@contextmanager
+def _seeded(session: Session) -> Iterator[None]:
+    """Give torch's own generators, from which dropout draws, the stream of this client and round."""
+    devices = [session.device] if session.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(
+            stream_seed(session.config.seed, "client-torch", session.node.partition, session.download.round)
+        )
+        yield
 
 
 def _within_memory(session: Session, work: Callable[[], Result]) -> Result:

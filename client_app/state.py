@@ -6,10 +6,11 @@ exactly that round, so that a client whose state is lost says so instead of quie
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ArrayRecord, Context
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,6 +20,7 @@ from task.payload import decode_tensors, encode_tensors
 from task.schema import Config
 
 NAME = re.compile(r"round-(\d{6})\.safetensors")
+STATE = "state-of-round-"
 
 
 class StateStore(Protocol):
@@ -27,8 +29,11 @@ class StateStore(Protocol):
     def load(self, state_round: int) -> dict[str, Tensor]:
         """Return the state that the training of ``state_round`` made; ``ValueError`` when it is lost."""
 
-    def save(self, state_round: int, tensors: dict[str, Tensor], durable_round: int) -> None:
-        """Keep the state of ``state_round``; drop what a run resumed at ``durable_round`` would not need."""
+    def save(self, state_round: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
+        """Keep the state of ``state_round``; of the earlier ones only those of the ``needed`` rounds.
+
+        Later ones are never touched: a client that was too slow for its round may save after the next one.
+        """
 
 
 class DiskStore:
@@ -49,8 +54,8 @@ class DiskStore:
                 "machines set federation.state_dir to a shared folder, or federation.state=context"
             ) from error
 
-    def save(self, state_round: int, tensors: dict[str, Tensor], durable_round: int) -> None:
-        """Write the state of ``state_round`` atomically and remove the files that nobody can ask for again."""
+    def save(self, state_round: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
+        """Write the state of ``state_round`` atomically and remove the earlier ones that nobody can ask for again."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary = self.folder / f".round-{state_round:06d}.{os.getpid()}"
@@ -59,10 +64,9 @@ class DiskStore:
         except (OSError, SafetensorError) as error:
             message = f"client {self.partition}: its state cannot be written to {self.folder}: {error}"
             raise ValueError(message) from error
-        rounds = sorted(int(match[1]) for path in self.folder.iterdir() if (match := NAME.fullmatch(path.name)))
-        needed = max((number for number in rounds if number <= durable_round), default=0)
+        rounds = [int(match[1]) for path in self.folder.iterdir() if (match := NAME.fullmatch(path.name))]
         for number in rounds:
-            if number < needed or number > state_round:
+            if number < state_round and number not in needed:
                 self._path(number).unlink(missing_ok=True)
 
     def _path(self, state_round: int) -> Path:
@@ -76,20 +80,23 @@ class ContextStore:
         self.context, self.partition = context, partition
 
     def load(self, state_round: int) -> dict[str, Tensor]:
-        """Return the state of ``state_round``; ``ValueError`` when the context holds another or none."""
-        marker, arrays = self.context.state.get("round"), self.context.state.get("model")
-        found = marker.get("round") if isinstance(marker, ConfigRecord) else None
-        if found != state_round or not isinstance(arrays, ArrayRecord):
-            holds = "none" if found is None else f"that of round {found!r}"
+        """Return the state of ``state_round``; ``ValueError`` when the context does not hold it."""
+        arrays = self.context.state.get(f"{STATE}{state_round}")
+        if not isinstance(arrays, ArrayRecord):
+            held = sorted(key.removeprefix(STATE) for key in self.context.state if key.startswith(STATE))
             raise ValueError(
-                f"client {self.partition}: its state of round {state_round} is lost: the context holds {holds}"
+                f"client {self.partition}: its state of round {state_round} is lost: the context holds "
+                f"{'that of rounds ' + ', '.join(held) if held else 'none'}"
             )
         return decode_tensors(arrays, f"the context of client {self.partition}")
 
-    def save(self, state_round: int, tensors: dict[str, Tensor], durable_round: int) -> None:
-        """Put the state of ``state_round`` in place of the earlier one."""
-        self.context.state["round"] = ConfigRecord({"round": state_round})
-        self.context.state["model"] = encode_tensors(tensors)
+    def save(self, state_round: int, tensors: dict[str, Tensor], needed: Collection[int]) -> None:
+        """Put the state of ``state_round`` into the context and take out the earlier ones that are not needed."""
+        self.context.state[f"{STATE}{state_round}"] = encode_tensors(tensors)
+        for key in list(self.context.state):
+            number = int(key.removeprefix(STATE)) if key.startswith(STATE) else state_round
+            if number < state_round and number not in needed:
+                del self.context.state[key]
 
 
 def open_store(config: Config, node: NodeSettings, context: Context, session: str) -> StateStore:
@@ -101,6 +108,9 @@ def open_store(config: Config, node: NodeSettings, context: Context, session: st
     if config.federation.state == "context":
         return ContextStore(context, node.partition)
     output = config.resume or str(context.run_config.get("output-dir", ""))
-    fallback = Path(output) / "client-state" if output else Path.home() / "protofed-results" / "client-state"
-    chosen = node.state_dir or (Path(config.federation.state_dir) if config.federation.state_dir else fallback)
+    home = Path.home() / "protofed-results" / "client-state"
+    default = Path(output).expanduser() / "client-state" if output else home
+    if config.resume and not (default / session).exists():
+        default = home  # the run began without an output-dir
+    chosen = node.state_dir or (Path(config.federation.state_dir) if config.federation.state_dir else default)
     return DiskStore(chosen.expanduser() / session / f"client-{node.partition:05d}", node.partition)

@@ -14,11 +14,12 @@ FILE = "state.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: the last complete ``round``, its ``session``, and each client's state round."""
+    """What a run goes on from: the last complete ``round``, its ``session``, each client's state round."""
 
     round: int
     session: str
     state_rounds: dict[int, int]
+    num_clients: int
 
 
 def save_checkpoint(folder: Path, state: dict[str, Tensor], checkpoint: Checkpoint) -> None:
@@ -46,6 +47,6 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Checkpoint]:
             fields = json.loads(file.metadata()["checkpoint"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         rounds = {int(partition): int(value) for partition, value in fields["state_rounds"].items()}
-        return state, Checkpoint(int(fields["round"]), str(fields["session"]), rounds)
+        return state, Checkpoint(int(fields["round"]), str(fields["session"]), rounds, int(fields["num_clients"]))
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

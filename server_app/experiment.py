@@ -33,7 +33,7 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         Flower's connection to the nodes, and the facts of the run.
     """
     folder = results_folder(config, str(context.run_config.get("output-dir", "")), context.run_id)
-    session, state = str(context.run_id), State()
+    session, state = f"{context.run_id:020d}", State()  # of one length: it counts in the bytes sent
     before: Checkpoint | None = None
     if config.resume is not None:
         state, before = _resumed(config, folder)
@@ -45,6 +45,8 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         device = _prepare_machine(config)
         run = Run(config, discover(grid, config), recorder, session, device, state=state)
         if before is not None:
+            clients = f"{before.num_clients}, as before: the data would be divided anew"
+            require(len(run.roster) == before.num_clients, "federation.num_clients", len(run.roster), clients)
             run.done, run.state_rounds = before.round, dict(before.state_rounds)
             run.client_prototypes = recorder.read_client_prototypes()
         strategy = build(config.algorithm.server, "algorithm.server")

@@ -43,10 +43,6 @@ class Roster:
         channels, height, width = shape
         return channels, height, width
 
-    def partition_of(self, node_id: int) -> int | None:
-        """Return the partition that a node holds; None for a node that is not part of the run."""
-        return next((partition for partition, node in self.node_ids.items() if node == node_id), None)
-
 
 def discover(grid: Grid, config: Config) -> Roster:
     """Wait for the nodes of the run and ask each for its facts.

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from task.schema import Config
 
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir"}
 OWN_PACKAGES = ("task", "server_app", "client_app")
 
 
@@ -106,6 +107,9 @@ def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
     ValueError
         One line with an example, for a missing, malformed or out-of-range fact.
     """
+    unknown = sorted(set(node_config) - NODE_KEYS)
+    if unknown:
+        raise ValueError(f"node-config {unknown[0]!r} is unknown; known: {', '.join(sorted(NODE_KEYS))}")
     example = "start the SuperNode with --node-config 'partition-id=0 num-partitions=5'"
     numbers = {}
     for key in ("partition-id", "num-partitions"):

@@ -41,8 +41,8 @@ class Download(Shared):
     """What a client receives: what the server shares, the round (from 1) and the run's ``session``.
 
     ``state_round`` is the round whose training made the client's current private state, 0 for none: a client that
-    cannot find exactly that state must say so instead of starting anew. ``durable_round`` is the round that the
-    server could go on from after a crash; client states that are no longer needed for that may be deleted.
+    cannot find exactly that state must say so instead of starting anew. ``durable_round`` is
+    what ``state_round`` would be if the server went on from its last checkpoint: that state must be kept, too.
     """
 
     round: int = 0

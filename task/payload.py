@@ -5,9 +5,8 @@ Every message is a Flower ``RecordDict``: a ``header`` (round, partition), at mo
 dtype, class ids, round and finiteness are checked; an error names the client, the record and what is allowed.
 """
 
-import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,14 +15,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
+from task.npy import read_npy
 
 HEADER, PROTOTYPES, WEIGHTS, METRICS = "header", "prototypes", "weights", "metrics"
+LARGEST_NORM = 1e6
+"""The largest norm of a prototype that is believed; features of trained networks have norms of tens."""
 T = TypeVar("T")
 
 
 def nbytes(content: RecordDict) -> int:
     """Return the size in bytes of the records of a message, as Flower counts them."""
-    return sum(int(record.count_bytes()) for record in content.values())
+    # Flower looks at the first entry of every list, so an empty one, which has no bytes, is left out.
+    total = 0
+    for record in content.values():
+        if isinstance(record, ConfigRecord):
+            record = ConfigRecord({key: value for key, value in record.items() if value != []})
+        total += int(record.count_bytes())
+    return total
 
 
 def encode_download(download: Download) -> RecordDict:
@@ -163,7 +171,7 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def decode_tensors(record: ArrayRecord, who: str) -> dict[str, Tensor]:
     """Return the tensors of a record of arrays; ``ValueError`` when one is malformed."""
-    return {name: torch.from_numpy(_array(record, name, who)) for name in record}
+    return {name: torch.from_numpy(_array(record, name, who, np.float32, np.int64)) for name in record}
 
 
 def _with_arrays(content: RecordDict, message: Download | Upload) -> RecordDict:
@@ -186,8 +194,6 @@ def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
         raise ValueError(f"{who} sent {WEIGHTS} as {type(record).__name__}: an ArrayRecord is needed")
     tensors = decode_tensors(record, who)
     for name, tensor in tensors.items():
-        if tensor.dtype not in (torch.float32, torch.int64):
-            raise ValueError(f"{who} sent {WEIGHTS}.{name} as {tensor.dtype}: float32 or int64 is needed")
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{who} sent {WEIGHTS}.{name} that is not finite (NaN or Inf)")
     return tensors
@@ -213,6 +219,8 @@ def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> 
         raise ValueError(f"{who} sent a class id twice")
     if not np.isfinite(vectors).all():
         raise ValueError(f"{who} sent prototypes that are not finite (NaN or Inf)")
+    if len(ids) and np.linalg.norm(vectors.astype(np.float64), axis=1).max() > LARGEST_NORM:
+        raise ValueError(f"{who} sent a prototype with a norm above {LARGEST_NORM:g}")
     counts = None
     if "counts" in record:
         counts = _array(record, "counts", who, np.int64)
@@ -224,27 +232,15 @@ def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> 
     return PrototypeSet(tensors[0], tensors[1], tensors[2])
 
 
-def _array(record: ArrayRecord, key: str, who: str, dtype: type[np.generic] | None = None) -> np.ndarray[Any, Any]:
-    """Return an array of a record after checking that its header does not promise more than its bytes."""
+def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -> np.ndarray[Any, Any]:
+    """Return an array of a record; ``ValueError`` naming the sender and the key when it is malformed."""
     array = record[key]
     try:
         if array.stype != "numpy.ndarray":
             raise ValueError(f"serialised as {array.stype!r}")
-        stream = io.BytesIO(array.data)
-        read_header: Callable[..., Any] = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[np.lib.format.read_magic(stream)]
-        shape, fortran, found = read_header(stream)
-        if found.hasobject or math.prod(shape) * found.itemsize != len(array.data) - stream.tell():
-            raise ValueError(f"dtype {found}, shape {shape} and {len(array.data)} bytes do not agree")
-        flat = np.frombuffer(array.data, dtype=found, offset=stream.tell())
-        values = flat.reshape(shape, order="F" if fortran else "C").copy()
-    except (ValueError, KeyError, OverflowError, TypeError, EOFError) as error:
+        return read_npy(array.data, dtypes)
+    except ValueError as error:
         raise ValueError(f"{who} sent a malformed array {key!r}: {error}") from error
-    if dtype is not None and values.dtype != dtype:
-        raise ValueError(f"{who} sent {key} as {values.dtype}: {np.dtype(dtype)} is needed")
-    return values
 
 
 def _check_header(content: RecordDict, expected: Expected, who: str) -> ConfigRecord:

@@ -22,10 +22,9 @@ FREE_KEYS = (
     "federation.on_failure",
     "federation.min_replies",
     "federation.state_dir",
-    "train.eval_batch_size",
     "data.cache_dir",
 )
-"""Settings that change no number of the run, or only its length; every other must stay as it was."""
+"""Settings that may differ: they change how a run is executed, or how long it is. Every other must stay as it was."""
 
 
 def check_unchanged(config: Config, folder: Path) -> None:

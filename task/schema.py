@@ -160,8 +160,9 @@ class FederationConfig:
         require_choice("federation.state", self.state, ("disk", "context"))
         require_choice("federation.server_device", self.server_device, ("auto", "cpu", "cuda"))
         if self.num_clients is not None:
-            allowed = f"at most federation.num_clients={self.num_clients}"
-            require(self.min_replies <= self.num_clients, "federation.min_replies", self.min_replies, allowed)
+            sampled = max(1, int(self.participation * self.num_clients + 1e-9))
+            allowed = f"at most {sampled}, the clients of a round"
+            require(self.min_replies <= sampled, "federation.min_replies", self.min_replies, allowed)
 
 
 @dataclass

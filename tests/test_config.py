@@ -113,6 +113,7 @@ def test_node_settings() -> None:
         ({"partition-id": -1, "num-partitions": 5}, ["partition-id=-1"]),
         (GOOD | {"device": "tpu"}, ["device"]),
         (GOOD | {"state-dir": "here"}, ["state-dir", "absolute"]),
+        (GOOD | {"state_dir": "/here"}, ["state_dir", "state-dir"]),
     ],
 )
 def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:

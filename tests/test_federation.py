@@ -297,3 +297,82 @@ def test_the_prototype_term_pulls_from_the_second_round_on(tmp_path: Path) -> No
     assert free[1]["metrics"]["train_prototype_loss"] == 0
     assert free[0]["client_accuracy"] == pulled[0]["client_accuracy"]
     assert free[1]["metrics"]["train_loss"] != pulled[1]["metrics"]["train_loss"]
+
+
+@pytest.mark.parametrize("state", ["disk", "context"])
+def test_a_client_whose_replies_were_dropped_goes_on_from_its_last_good_state(state: str, tmp_path: Path) -> None:
+    def spoil(reply: Message, partition: int, number: int) -> Message:
+        if partition == 1 and number in (3, 4) and reply.metadata.message_type == "train":
+            reply.content["prototypes"]["vectors"] = Array(np.full((1, 1), np.nan, np.float32))
+        return reply
+
+    overrides = f"{SMALL} federation.rounds=6 federation.checkpoint_every=3 federation.state={state}"
+    run_federation(overrides, str(tmp_path / "run"), spoil=spoil)
+    lost = [[failure["partition"] for failure in row["failures"]] for row in rows_of(tmp_path / "run")]
+    assert lost == [[], [], [1], [1], [], []]
+
+
+def test_a_huge_prototype_is_dropped_and_moves_nothing(tmp_path: Path) -> None:
+    def spoil(reply: Message, partition: int, number: int) -> Message:
+        if partition == 1 and reply.metadata.message_type == "train":
+            vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+            vectors[0, 0] = 1e25
+            reply.content["prototypes"]["vectors"] = Array(vectors)
+        return reply
+
+    run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
+    assert [failure["reason"] for failure in rows_of(tmp_path / "run")[1]["failures"]] == [
+        "client 1 sent a prototype with a norm above 1e+06"
+    ]
+    assert rows_of(tmp_path / "run")[1]["accuracy"] > 0
+
+
+def test_a_state_that_is_not_finite_is_never_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from server_app.strategies.fedproto import FedProto
+
+    absorb = FedProto.absorb
+
+    def break_in_round_two(self: FedProto, state: Any, uploads: Any, rng: Any, device: Any) -> Any:
+        new, metrics = absorb(self, state, uploads, rng, device)
+        if uploads[0].round == 2:
+            new["vectors"] = new["vectors"] * math.nan
+        return new, metrics
+
+    monkeypatch.setattr(FedProto, "absorb", break_in_round_two)
+    run_federation(f"algorithm=fedproto {SMALL} federation.rounds=3", str(tmp_path / "run"))
+    rows = rows_of(tmp_path / "run")
+    assert rows[1]["metrics"]["state_kept"] == 1
+    assert not any(row["failures"] for row in rows)
+
+
+def test_dropout_is_seeded(tmp_path: Path) -> None:
+    overrides = "model=htfe4 algorithm=local partition.max_samples=60 federation.rounds=1 train.lr=0.001"
+    for name in ("one", "two"):
+        torch.rand(3)  # another state of torch's own generator
+        run_federation(overrides, str(tmp_path / name), num_nodes=2)
+    assert timeless(tmp_path / "one") == timeless(tmp_path / "two")
+
+
+def test_a_resumed_run_needs_as_many_clients(tmp_path: Path) -> None:
+    run_federation(SMALL, str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="4, as before"):
+        run_federation(f"{SMALL} federation.rounds=3 resume={tmp_path / 'run'}", "", num_nodes=5)
+
+
+def test_failing_evaluations_follow_the_policy_too(tmp_path: Path) -> None:
+    def spoil(reply: Message, partition: int, number: int) -> Message:
+        if reply.metadata.message_type == "evaluate":
+            raise OSError("no test today")
+        return reply
+
+    with pytest.raises(RuntimeError, match="0 good replies"):
+        run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["rounds_done"]) == ("failed", 1)
+
+
+def test_counts_that_are_not_sent_are_refused_before_the_start() -> None:
+    from task.config import load
+
+    with pytest.raises(ValueError, match=r"algorithm\.client\.share_counts=False"):
+        load("algorithm=fedproto algorithm.client.share_counts=false")

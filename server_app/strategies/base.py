@@ -103,7 +103,7 @@ class RoundStrategy(Strategy):
 
     def bind(self, run: Run) -> None:
         """Take the run; must come before ``start``. Gives the run its first state unless it is resumed."""
-        self.run, self._durable = run, run.done
+        self.run, self._durable = run, dict(run.state_rounds)
         if not run.done:
             rng = torch_stream(run.config.seed, "server", "init")
             run.state = self.init_state(run.num_classes, run.config.model.feature_dim, rng)
@@ -135,7 +135,12 @@ class RoundStrategy(Strategy):
             if upload.prototypes is not None:
                 self.run.client_prototypes[upload.partition] = upload.prototypes
         rng = torch_stream(self.run.config.seed, "server", number)
-        self.run.state, metrics = self.absorb(self.run.state, uploads, rng, self.run.device)
+        state, metrics = self.absorb(self.run.state, uploads, rng, self.run.device)
+        if all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
+            self.run.state = state
+        else:
+            LOG.log(WARNING, "round %d: the new global state is not finite; the old one is kept", number)
+            metrics = {"state_kept": 1.0}
         self._row["metrics"] = metrics | _means([upload.metrics for upload in uploads], "train_")
         self._lap("server")
         return None, None
@@ -150,13 +155,16 @@ class RoundStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' accuracies and write the line of the round."""
-        reports = self._collect(replies, "evaluate", decode_evaluation) if self._sent else []
+        due = bool(self._sent)
+        reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
         self._lap("evaluate")
         self._row |= summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
         self.run.recorder.append(self._row)
         self.run.done = self._row["round"]
         accuracy = "not evaluated" if self._row["accuracy"] is None else f"{self._row['accuracy']:.4f}"
+        if due:
+            self._stop_if_needed(reports)
         LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
@@ -167,9 +175,9 @@ class RoundStrategy(Strategy):
         run = self.run
         run.recorder.write_prototypes(self.downlink(run.state).prototypes, run.client_prototypes)
         run.recorder.write_clients(run.roster)
-        durable = Checkpoint(run.done, run.session, dict(sorted(run.state_rounds.items())))
+        durable = Checkpoint(run.done, run.session, dict(sorted(run.state_rounds.items())), len(run.roster))
         save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
-        self._durable = run.done
+        self._durable = dict(run.state_rounds)
 
     def summary(self) -> None:
         """Log who takes part."""
@@ -194,7 +202,7 @@ class RoundStrategy(Strategy):
                 round=number,
                 session=run.session,
                 state_round=run.state_rounds.get(partition, 0),
-                durable_round=self._durable,
+                durable_round=self._durable.get(partition, 0),
             )
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
@@ -234,15 +242,15 @@ class RoundStrategy(Strategy):
         LOG.log(WARNING, "round %d: client %d failed to %s: %s", self._row["round"], partition, phase, reason)
         self._row["failures"].append({"partition": partition, "phase": phase, "reason": reason})
 
-    def _stop_if_needed(self, uploads: Sequence[Upload]) -> None:
+    def _stop_if_needed(self, replies: Sequence[Upload] | Sequence[EvaluationReport]) -> None:
         federation, failures = self.run.config.federation, self._row["failures"]
         reason = f"; client {failures[0]['partition']}: {failures[0]['reason']}" if failures else ""
         place = f"round {self._row['round']}: "
         if failures and federation.on_failure == "stop":
             raise RuntimeError(f"{place}{len(failures)} clients failed and federation.on_failure=stop{reason}")
-        if len(uploads) < federation.min_replies:
+        if len(replies) < federation.min_replies:
             wanted = f"federation.min_replies={federation.min_replies}"
-            raise RuntimeError(f"{place}{len(uploads)} good replies, {wanted} are needed{reason}")
+            raise RuntimeError(f"{place}{len(replies)} good replies, {wanted} are needed{reason}")
 
     def _lap(self, phase: str) -> None:
         now = time.monotonic()

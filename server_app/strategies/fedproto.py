@@ -11,6 +11,7 @@ from server_app.strategies.base import RoundStrategy, State
 from task.messages import PrototypeSet, Shared, Upload
 from task.methods.fedproto import average_prototypes
 from task.prototypes import smallest_gap
+from task.schema import Config, require
 
 
 @dataclass
@@ -29,6 +30,18 @@ class FedProto(RoundStrategy):
     forget: bool = False
 
     has_prototypes: ClassVar[bool] = True
+
+    def check(self, config: Config) -> None:
+        """Refuse weighting by counts that the clients do not send."""
+        super().check(config)
+        counted = self.aggregation == "uniform" or bool(config.algorithm.client.get("share_counts"))
+        allowed = "true, unless algorithm.server.aggregation=uniform"
+        require(counted, "algorithm.client.share_counts", config.algorithm.client.get("share_counts"), allowed)
+
+    def inspect(self, state: State, upload: Upload) -> None:
+        """Refuse prototypes without the counts that weigh them."""
+        if self.aggregation != "uniform" and upload.prototypes is not None and upload.prototypes.counts is None:
+            raise ValueError(f"client {upload.partition} sent prototypes without counts")
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return a state in which no class has a prototype."""
