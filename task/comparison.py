@@ -105,10 +105,15 @@ def short_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def partition_label(partition: Mapping[str, Any]) -> str:
-    """Return a partition's scheme and settings in one short text, for instance ``dirichlet alpha=0.1``."""
+    """Return a partition's scheme and settings in one short text, for instance ``dirichlet alpha=0.1``.
+
+    What is switched off, and what only bounds the search for a division, is left out; any two divisions that differ
+    still differ in this text.
+    """
     scheme = str(partition.get("_target_") or partition.get("name") or "?").rpartition(".")[2].lower()
-    values = (f"{key}={_text(value)}" for key, value in partition.items() if key not in ("_target_", "name"))
-    return " ".join([scheme, *values])
+    shown = {key: value for key, value in partition.items() if key not in ("_target_", "name", "max_attempts")}
+    off = {key for key, value in shown.items() if value is None or value is False or (key, value) == ("pool", "all")}
+    return " ".join([scheme, *(f"{key}={_text(value)}" for key, value in shown.items() if key not in off)])
 
 
 def settings_of(run: RunResult) -> dict[str, str]:
