@@ -1,7 +1,7 @@
 """One experiment from the first question to the nodes to the summary: roster, strategy, records, resume."""
 
 import time
-from logging import INFO, getLogger
+from logging import INFO, WARNING, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
     try:
         device = _prepare_machine(config)
         run = Run(config, discover(grid, config), recorder, session, device, state=state)
+        _warn_of_empty_clients(run)
         if before is not None:
             clients = f"{before.num_clients}, as before: the data would be divided anew"
             require(len(run.roster) == before.num_clients, "federation.num_clients", len(run.roster), clients)
@@ -103,6 +104,12 @@ def _resumed(config: Config, folder: Path) -> tuple[State, Checkpoint]:
     return state, checkpoint
 
 
+def _warn_of_empty_clients(run: Run) -> None:
+    empty = sum(report.train_size == 0 for report in run.roster.reports.values())
+    if empty:
+        LOG.log(WARNING, "%d of %d clients have no training images and only take part in name", empty, len(run.roster))
+
+
 def _finish(recorder: Recorder, status: str, reason: str | None, run: Run | None) -> None:
     federation = recorder.config.federation
     extra: dict[str, Any] = {
@@ -110,6 +117,7 @@ def _finish(recorder: Recorder, status: str, reason: str | None, run: Run | None
         "accuracy_model": "each client's own",
         "accuracy_averaging": "test samples" if federation.report_sizes else "clients",
         "session": run.session if run else None,
+        "clients_without_training": sum(r.train_size == 0 for r in run.roster.reports.values()) if run else None,
     }
     roster = run.roster if run else None
     if roster is not None:

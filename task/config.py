@@ -215,8 +215,8 @@ def _describe(hint: Any) -> str:
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.5) or sorted(known)[:12]
-    return f"; nearest known: {', '.join(close)}" if close else ""
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    return f"; nearest known: {', '.join(close)}" if close else "; `protofed --cfg job` shows all settings"
 
 
 def _one_line(error: Exception, words: list[str]) -> str:

@@ -140,6 +140,9 @@ def run_one(job: Job, link: LocalSuperLink, here: Path) -> Outcome:
         with _signals_ignored():
             print("interrupted: stopping the run", flush=True)
             link.stop_run(log)
+            link.close()  # now, so that no more rounds are written than the summary will count
+            for line in progress.lines():
+                print(line, flush=True)
     fresh = _stamp(folder / "summary.json") != before
     return _conclude(job, folder, fresh, interrupted, progress.done)
 

@@ -185,6 +185,10 @@ class Config:
         if self.name is not None:
             plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
             require(plain, "name", self.name, "letters, digits, '-', '_' and '.' only")
+        require(self.resume != "", "resume", self.resume, "the folder of an earlier run, or null")
+        most, clients = self.partition.get("max_samples"), self.federation.num_clients
+        enough = not isinstance(most, int) or clients is None or most >= clients
+        require(enough, "partition.max_samples", most, f"at least federation.num_clients={clients}")
         keeps_state = self.federation.state == "disk" or self.resume is None
         require(keeps_state, "resume", self.resume, "only with federation.state=disk")
 

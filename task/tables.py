@@ -100,6 +100,9 @@ def summary_lines(run: RunResult) -> list[str]:
         f"{_size(bytes_a_round(run, 'up'))} up, {_size(bytes_a_round(run, 'down'))} down; "
         f"{summary.get('failures', '?')} failures"
     )
+    empty = summary.get("clients_without_training")
+    if empty:
+        lines.append(f"note: {empty} of {summary.get('num_clients')} clients had no training images")
     return [*lines, *(f"note: {note}" for note in run.notes), f"results: {run.folder}"]
 
 

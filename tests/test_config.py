@@ -59,6 +59,8 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("+model.pretrained.nobody=/x", ["model.pretrained", "nobody"]),
         ("resume=/x federation.state=context", ["resume", "federation.state=disk"]),
         ("train.lr", ["train.lr"]),
+        ("resume=''", ["resume", "folder of an earlier run"]),
+        ("partition.max_samples=10 federation.num_clients=20", ["partition.max_samples", "federation.num_clients=20"]),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line(overrides: str, words: list[str]) -> None:

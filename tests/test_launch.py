@@ -52,6 +52,9 @@ class FakeLink:
         self.stopped += 1
         return True
 
+    def close(self) -> None:
+        self.closed = True
+
 
 def program(status: str | None = "completed", before: str = "") -> str:
     summary = {"status": status, "rounds": 1, "rounds_done": 1, "reason": "why" if status == "failed" else None}
@@ -243,7 +246,7 @@ def test_ctrl_c_stops_the_run_and_says_so_in_the_summary(tmp_path: Path, monkeyp
     link = FakeLink(program("failed"))
     monkeypatch.setattr(launch, "_watch", interrupt)
     outcome = launch.run_one(job("federation.rounds=1"), link, tmp_path)  # type: ignore[arg-type]
-    assert (outcome.status, link.stopped) == ("interrupted", 1)
+    assert (outcome.status, link.stopped, link.closed) == ("interrupted", 1, True)
     summary = json.loads((outcome.folder / "summary.json").read_text("utf-8"))
     assert (summary["status"], summary["reason"], summary["algorithm"]) == ("failed", "interrupted", "fedtgp")
 
