@@ -168,6 +168,8 @@ class Recorder:
             "failures": sum(len(row["failures"]) for row in self.rows),
             "bytes_up": sum(row["bytes"]["train_up"] + row["bytes"]["evaluate_up"] for row in self.rows),
             "bytes_down": sum(row["bytes"]["train_down"] + row["bytes"]["evaluate_down"] for row in self.rows),
+            "parameters_up": self._parameters("train_up"),
+            "parameters_down": self._parameters("train_down"),
             "seconds": round(sum(row["seconds"]["round"] for row in self.rows), 3),
             "seconds_with_start": round(time.monotonic() - self.started, 3),
             "versions": versions(),
@@ -177,6 +179,11 @@ class Recorder:
             "model": config.model.name,
         }
         self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+    def _parameters(self, key: str) -> int | None:
+        """Return the sum over all rounds; None when one of them, of an earlier version, did not count."""
+        counts = [row["parameters"][key] for row in self.rows if "parameters" in row]
+        return sum(counts) if len(counts) == len(self.rows) else None
 
     def _client_accuracy(self, partition: int) -> list[Any]:
         """Return last accuracy, best accuracy and best round of a client, empty where it has none."""

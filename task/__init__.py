@@ -9,7 +9,8 @@ Layers, lowest first; a module imports only from its own row or the rows above i
     metrics, methods                       evaluation; one file a paper, free functions on tensors
     messages, payload                      what travels between server and client, and how it is written down
     result_files, results, comparison,     reading result folders, tables and figures,
-    tables, drawing, figures, report       and the console script ``protofed-report``
+    tables, communication, drawing,        and the console script ``protofed-report``
+    figures, report
     jobs, progress, processes, superlink,  a private SuperLink and what runs on it,
     launch                                 and the console script ``protofed``
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from task.result_files import COMPLETED_WITH_LOSSES
+from task.result_files import COMPLETED_WITH_LOSSES, Experiment
 from task.results import RunResult
 
 # The seed, over which a group averages, and settings that cannot change a result.
 _NOT_COMPARED = {"seed", "name", "resume", "overwrite", "data.cache_dir", "federation.state_dir"}
 _NAMED = ("algorithm", "data", "partition", "model")
+_EXPERIMENT = "experiment"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,21 @@ class Group:
     def rule(self) -> str:
         """The inference rule behind the group's accuracies."""
         return self.settings["accuracy_rule"]
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """The paper's experiment that the runs repeat."""
+        return self.runs[0].experiment
+
+    @property
+    def paper_accuracy(self) -> tuple[float, float | None] | None:
+        """The paper's accuracy of this algorithm: mean and standard deviation in percent; None where it has none."""
+        return self.experiment.accuracy.get(self.settings["algorithm"]) if self.experiment else None
+
+    @property
+    def paper_communication(self) -> float | None:
+        """The paper's millions of parameters a round of this algorithm; None where it has no number."""
+        return self.experiment.communication.get(self.settings["algorithm"]) if self.experiment else None
 
     @property
     def losses(self) -> int:
@@ -97,8 +113,9 @@ def short_labels(groups: Sequence[Group]) -> list[str]:
     for row, partition in zip(rows, _short_partitions(groups), strict=True):
         row["partition"] = partition
     varying = [key for key in (rows[0] if rows else ()) if len({row[key] for row in rows}) > 1]
+    bare = (*_NAMED, _EXPERIMENT)
     return [
-        ", ".join(row[key] if key in _NAMED else f"{key}={row[key]}" for key in varying or ["algorithm"])
+        ", ".join(row[key] if key in bare else f"{key}={row[key]}" for key in varying or ["algorithm"])
         + f" ({group.rule} rule, n={len(group.runs)})"
         for row, group in zip(rows, groups, strict=True)
     ]
@@ -119,6 +136,10 @@ def partition_label(partition: Mapping[str, Any]) -> str:
 def settings_of(run: RunResult) -> dict[str, str]:
     """Return everything that makes ``run`` comparable with another one, as text, by dotted key."""
     flat = {key: text for key, text in _flat(run.config) if key not in _NOT_COMPARED}
+    # A paper's numbers do not tell runs apart, the name of its experiment does.
+    flat = {key: text for key, text in flat.items() if key.partition(".")[0] != _EXPERIMENT}
+    if run.experiment is not None:
+        flat[_EXPERIMENT] = run.experiment.name
     flat |= {key: run.label(key) for key in ("algorithm", "data", "model")}
     partition = run.config.get("partition") or run.summary.get("partition")
     flat["partition"] = partition_label(partition) if isinstance(partition, Mapping) else "?"

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+NO_PARAMETERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How the names of weights end that are BatchNorm's statistics."""
+
 
 @dataclass(frozen=True)
 class PrototypeSet:
@@ -109,3 +112,17 @@ class Expected:
     round: int
     num_classes: int
     feature_dim: int
+
+
+def parameters_in(message: Shared | Upload) -> int:
+    """Return how many parameters a message shares: what the papers count, and call MB where it is millions.
+
+    These are the scalars of the prototype vectors and of the floating-point weights. Whole numbers (class ids, counts)
+    and BatchNorm's running statistics are none; they only count in the bytes.
+    """
+    vectors = message.prototypes.vectors.numel() if message.prototypes is not None else 0
+    return vectors + sum(
+        tensor.numel()
+        for name, tensor in (message.weights or {}).items()
+        if tensor.is_floating_point() and not name.endswith(NO_PARAMETERS)
+    )

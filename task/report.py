@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from task import communication, tables
 from task.comparison import Group, group_runs, short_labels
 from task.results import RunResult, find_runs, read_run
-from task.tables import FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,12 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs, errors = _read(options.folders)
     completed = [run for run in runs if run.is_complete]
     groups, repeated = group_runs(completed)
-    print(FORMATS[options.format](groups), end="")
+    view = communication if options.communication else tables
+    print(view.FORMATS[options.format](groups), end="")
     # A table in CSV goes to a file or a pipe, where no other line may stand.
     side = sys.stdout if options.format == "markdown" else sys.stderr
-    for line in _remarks(runs, groups, repeated):
+    counted = f"{sum(len(group.runs) for group in groups)} of {len(runs)} runs are in the table"
+    for line in ["", counted, *view.remarks(groups), *_left_out(runs, repeated)]:
         print(line, file=side)
-    if groups:
+    if groups and not options.communication:
         try:
             for path in _write_figures(groups, output, options.projection):
                 print(f"figure: {path}", file=side)
@@ -55,9 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 all read, 1 no runs or a file that cannot be read or written, 2 usage.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, or a folder of runs")
+    parser.add_argument("--communication", action="store_true", help="what was sent in a round instead; no figures")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the figures go (FOLDER/report of the first)")
     parser.add_argument("--projection", choices=("pca", "tsne"), default="pca", help="of the prototypes (default: pca)")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="markdown", help="of the table (default: markdown)")
+    formats = tuple(tables.FORMATS)
+    parser.add_argument("--format", choices=formats, default="markdown", help="of the table (default: markdown)")
     return parser
 
 
@@ -79,11 +83,8 @@ def _read(folders: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     return list(runs.values()), list(dict.fromkeys(errors))
 
 
-def _remarks(runs: Sequence[RunResult], groups: Sequence[Group], repeated: Sequence[RunResult]) -> Iterator[str]:
-    """Say what the table cannot: what was left out and why, and what was wrong in the files."""
-    yield ""
-    counted = sum(len(group.runs) for group in groups)
-    yield f"{counted} of {len(runs)} runs are in the table; ± is the sample standard deviation over n seeds"
+def _left_out(runs: Sequence[RunResult], repeated: Sequence[RunResult]) -> Iterator[str]:
+    """Say what the table leaves out and why, and what was wrong in the files."""
     for run in runs:
         if not run.is_complete:
             yield f"not in the table: {run.folder}: {run.status}: {run.reason}"

@@ -61,6 +61,20 @@ class ClientRow:
     best_round: int | None
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """The paper's experiment that a run repeats, with the paper's numbers by name of the algorithm.
+
+    ``accuracy`` is the mean in percent and its standard deviation, None where the paper has none; ``communication``
+    is in millions of parameters a round, all clients together, up and down.
+    """
+
+    name: str
+    source: str
+    accuracy: Mapping[str, tuple[float, float | None]]
+    communication: Mapping[str, float]
+
+
 @dataclass(frozen=True, eq=False)
 class Prototypes:
     """The last prototypes of a run.
@@ -96,6 +110,17 @@ def _accuracy(value: Any, path: Path, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise _bad(path, f"{where} is {value!r}, must be null or a number from 0 to 1")
     return float(value)
+
+
+def _check_traffic(entry: Mapping[str, Any], path: Path, where: str) -> None:
+    """Check what a round counted; earlier versions counted less."""
+    clients = entry.get("client_traffic", {})
+    counted = {"bytes": entry.get("bytes", {}), "parameters": entry.get("parameters", {})}
+    counted |= clients if isinstance(clients, Mapping) else {"client_traffic": clients}
+    for key, counts in counted.items():
+        if not isinstance(counts, Mapping) or any(type(count) is not int or count < 0 for count in counts.values()):
+            name = key if key in entry else f"client_traffic.{key}"
+            raise _bad(path, f"{where}: {name} is {counts!r}, must hold whole numbers of at least 0")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -137,6 +162,26 @@ def read_config(path: Path, *, required: bool) -> dict[str, Any]:
     return config
 
 
+def read_experiment(config: Mapping[str, Any], path: Path) -> Experiment | None:
+    """Return the ``experiment`` of the ``config`` that came from ``path``; None where there is none."""
+    node = config.get("experiment")
+    if node is None:
+        return None
+    try:
+        experiment = Experiment(
+            name=str(node["name"]),
+            source=str(node.get("source") or "?"),
+            accuracy={
+                str(name): (float(mean), None if std is None else float(std))
+                for name, (mean, std) in (node.get("accuracy") or {}).items()
+            },
+            communication={str(name): float(value) for name, value in (node.get("communication") or {}).items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _bad(path, f"experiment is malformed: {error!r}") from error
+    return experiment
+
+
 def read_rounds(path: Path, *, required: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Read ``rounds.jsonl``: the rounds in order, and a note for each thing that was tolerated."""
     if not (required or path.exists()):
@@ -156,6 +201,7 @@ def read_rounds(path: Path, *, required: bool) -> tuple[list[dict[str, Any]], li
         if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise _bad(path, f'line {number} must be a JSON object with a whole number "round"')
         entry["accuracy"] = _accuracy(entry.get("accuracy"), path, f"line {number}: accuracy")
+        _check_traffic(entry, path, f"line {number}")
         if entry["round"] in rounds:
             notes.append(f"{path}: round {entry['round']} stands twice, the later line {number} counts")
         rounds[entry["round"]] = entry

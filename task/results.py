@@ -13,9 +13,11 @@ from task.result_files import (
     COMPLETED,
     COMPLETED_WITH_LOSSES,
     ClientRow,
+    Experiment,
     Prototypes,
     read_clients,
     read_config,
+    read_experiment,
     read_json,
     read_prototypes,
     read_rounds,
@@ -40,6 +42,7 @@ class RunResult:
     rounds: list[dict[str, Any]]
     clients: list[ClientRow]
     prototypes: Prototypes | None
+    experiment: Experiment | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,16 +117,23 @@ def read_run(folder: Path) -> RunResult:
     summary = read_summary(folder / "summary.json")
     required = summary["status"] in (COMPLETED, COMPLETED_WITH_LOSSES)
     rounds, notes = read_rounds(folder / "rounds.jsonl", required=required)
+    config = read_config(folder / "config.yaml", required=required)
+    experiment = None
+    try:
+        experiment = read_experiment(config, folder / "config.yaml")
+    except ValueError as error:  # it holds a paper's numbers, none of the run
+        notes.append(str(error))
     run_file = folder / "run.json"
     started = read_json(run_file).get("started") if run_file.exists() else None
     return RunResult(
         folder=folder,
         summary=summary,
-        config=read_config(folder / "config.yaml", required=required),
+        config=config,
         started=str(started or ""),
         rounds=rounds,
         clients=read_clients(folder / "clients.csv", required=required),
         prototypes=read_prototypes(folder / "prototypes.npz"),
+        experiment=experiment,
         notes=tuple(notes),
     )
 

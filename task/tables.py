@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from task.comparison import Group, Statistic, identities, settings_of
@@ -23,13 +23,10 @@ _CLIENT_HEADER = [
 _LEFT_ALIGNED = {"model", "device", "classes"}
 
 
-def markdown_table(groups: Sequence[Group]) -> str:
-    """Return the comparison of ``groups`` as an aligned Markdown table; accuracies in percent."""
-    rows = [row | _readable(group) for row, group in zip(identities(groups), groups, strict=True)]
+def as_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return ``rows`` with equal keys as an aligned Markdown table; empty without rows."""
     if not rows:
         return ""
-    if not any(row["note"] for row in rows):
-        rows = [{key: text for key, text in row.items() if key != "note"} for row in rows]
     cells = [list(rows[0]), *([text.replace("|", "\\|") for text in row.values()] for row in rows)]
     widths = [max(3, *(len(row[index]) for row in cells)) for index in range(len(cells[0]))]
     padded = [[f"{text:<{width}}" for text, width in zip(row, widths, strict=True)] for row in cells]
@@ -37,9 +34,8 @@ def markdown_table(groups: Sequence[Group]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in padded) + "\n"
 
 
-def csv_table(groups: Sequence[Group]) -> str:
-    """Return the comparison of ``groups`` as CSV; accuracies from 0 to 1, bytes and seconds."""
-    rows = [row | _exact(group) for row, group in zip(identities(groups), groups, strict=True)]
+def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return ``rows`` with equal keys as CSV; empty without rows."""
     if not rows:
         return ""
     text = io.StringIO()
@@ -49,7 +45,31 @@ def csv_table(groups: Sequence[Group]) -> str:
     return text.getvalue()
 
 
+def markdown_table(groups: Sequence[Group]) -> str:
+    """Return the comparison of ``groups`` as an aligned Markdown table; accuracies in percent."""
+    rows = [row | _readable(group) for row, group in zip(identities(groups), groups, strict=True)]
+    empty = {key for key in ("note", "paper") if not any(row[key] for row in rows)}
+    return as_markdown([{key: text for key, text in row.items() if key not in empty} for row in rows])
+
+
+def csv_table(groups: Sequence[Group]) -> str:
+    """Return the comparison of ``groups`` as CSV; accuracies from 0 to 1, bytes and seconds."""
+    rows = [row | _exact(group) for row, group in zip(identities(groups), groups, strict=True)]
+    papers = ("paper_accuracy_mean", "paper_accuracy_std")
+    empty = set() if any(row[papers[0]] for row in rows) else set(papers)
+    return as_csv([{key: text for key, text in row.items() if key not in empty} for row in rows])
+
+
 FORMATS = {"markdown": markdown_table, "csv": csv_table}
+
+
+def remarks(groups: Sequence[Group]) -> Iterator[str]:
+    """Say in words what the comparison counts."""
+    yield "±: the sample standard deviation over n seeds"
+    sources = {g.experiment.source: None for g in groups if g.experiment and g.paper_accuracy is not None}
+    if sources:
+        what = "the mean of the best round over three trials ± the standard deviation, in percent"
+        yield f"paper: {'; '.join(sources)}: {what}"
 
 
 def client_table(run: RunResult) -> str:
@@ -58,10 +78,10 @@ def client_table(run: RunResult) -> str:
         [
             str(client.partition),
             client.model or "-",
-            _show(client.parameters, "{:,}"),
+            show(client.parameters, "{:,}"),
             client.device or "-",
-            _show(client.train_size),
-            _show(client.test_size),
+            show(client.train_size),
+            show(client.test_size),
             _class_list(client.classes),
             _percent(client.last_accuracy),
             _percent(client.best_accuracy),
@@ -96,8 +116,8 @@ def summary_lines(run: RunResult) -> list[str]:
             f"{settings['accuracy_model']} model, mean over {settings['accuracy_averaging']})"
         )
     lines.append(
-        f"cost: {len(run.rounds)} rounds, {_show(_number(summary, 'seconds'), '{:.1f}')} s; a round "
-        f"{_size(bytes_a_round(run, 'up'))} up, {_size(bytes_a_round(run, 'down'))} down; "
+        f"cost: {len(run.rounds)} rounds, {show(_number(summary, 'seconds'), '{:.1f}')} s; a round "
+        f"{size(bytes_a_round(run, 'up'))} up, {size(bytes_a_round(run, 'down'))} down; "
         f"{summary.get('failures', '?')} failures"
     )
     empty = summary.get("clients_without_training")
@@ -132,9 +152,10 @@ def _readable(group: Group) -> dict[str, str]:
         "rule": group.rule,
         "last accuracy (%)": _mean_and_std(values["last accuracy"], len(group.runs)),
         "best accuracy (%)": _mean_and_std(values["best accuracy"], len(group.runs)),
-        "up a round": _size(values["bytes up a round"].mean),
-        "down a round": _size(values["bytes down a round"].mean),
-        "seconds": _show(values["seconds"].mean, "{:.1f}"),
+        "paper": _paper(group),
+        "up a round": size(values["bytes up a round"].mean),
+        "down a round": size(values["bytes down a round"].mean),
+        "seconds": show(values["seconds"].mean, "{:.1f}"),
         "note": lost,
     }
 
@@ -144,12 +165,23 @@ def _exact(group: Group) -> dict[str, str]:
     row = {"n": str(len(group.runs)), "rule": group.rule}
     for name in ("last accuracy", "best accuracy"):
         key = name.replace(" ", "_")
-        row[f"{key}_mean"] = _show(values[name].mean, "{:.6f}", missing="")
-        row[f"{key}_std"] = _show(values[name].std, "{:.6f}", missing="")
+        row[f"{key}_mean"] = show(values[name].mean, "{:.6f}", missing="")
+        row[f"{key}_std"] = show(values[name].std, "{:.6f}", missing="")
         row[f"{key}_n"] = str(values[name].count)
     for name in ("bytes up a round", "bytes down a round", "seconds"):
-        row[name.replace(" ", "_")] = _show(values[name].mean, "{:.1f}", missing="")
+        row[name.replace(" ", "_")] = show(values[name].mean, "{:.1f}", missing="")
+    mean, std = group.paper_accuracy or (None, None)
+    row["paper_accuracy_mean"] = "" if mean is None else f"{mean / 100:.6f}"
+    row["paper_accuracy_std"] = "" if std is None else f"{std / 100:.6f}"
     return row | {"completed_with_losses": str(group.losses)}
+
+
+def _paper(group: Group) -> str:
+    """Return the paper's accuracy in percent; empty where it has none."""
+    mean, std = group.paper_accuracy or (None, None)
+    if mean is None:
+        return ""
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
 def _mean_and_std(value: Statistic, runs: int) -> str:
@@ -203,7 +235,8 @@ def _number(mapping: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _show(value: float | None, form: str = "{}", missing: str = "-") -> str:
+def show(value: float | None, form: str = "{}", missing: str = "-") -> str:
+    """Return ``value`` in a format, or what stands for one that does not exist."""
     return missing if value is None else form.format(value)
 
 
@@ -211,7 +244,7 @@ def _percent(accuracy: float | None) -> str:
     return "-" if accuracy is None else f"{100 * accuracy:.2f}"
 
 
-def _size(count: float | None) -> str:
+def size(count: float | None) -> str:
     """Return bytes in a unit that fits, 1 kB being 1,000 bytes."""
     if count is None:
         return "-"

@@ -24,11 +24,15 @@ def write_run(
     rule: str = "prototype",
     prototypes: bool = True,
     class_names: list[str] | None = None,
+    counted: bool = True,
     summary: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     started: str = "2026-01-01T10:00:00+0000",
 ) -> Path:
-    """Write a completed run that ends at the accuracy ``level``; ``summary`` and ``config`` replace single keys."""
+    """Write a completed run that ends at the accuracy ``level``; ``summary`` and ``config`` replace single keys.
+
+    Without ``counted`` it is of an earlier version, which counted neither parameters nor what each client sent.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     partition = {"_target_": "task.data.partition.Dirichlet", "alpha": alpha, "test_share": 0.25}
@@ -49,7 +53,7 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     (folder / "run.json").write_text(json.dumps({"overrides": "", "session": "s", "started": started}))
     accuracies = [level * (1 - 0.6 ** (number + 1)) for number in range(rounds - 1)] + [level]
-    _write_rounds(folder / "rounds.jsonl", accuracies, rule, clients)
+    _write_rounds(folder / "rounds.jsonl", accuracies, rule, clients, counted)
     counts = random.gamma(alpha * 3, 1, (clients, classes))
     counts = np.round(800 * counts / counts.sum(1, keepdims=True)).astype(int)
     counts[:, 0] += 3
@@ -88,7 +92,13 @@ def write_run(
     return folder
 
 
-def _write_rounds(path: Path, accuracies: list[float], rule: str, clients: int) -> None:
+def _write_rounds(path: Path, accuracies: list[float], rule: str, clients: int, counted: bool) -> None:
+    # Of each client: in round 1 nothing comes down, from then on 200 parameters.
+    downs = [0] + [200] * (len(accuracies) - 1)
+    traffic = [
+        {"bytes_down": 1000 // clients, "bytes_up": 2000 // clients, "parameters_down": down, "parameters_up": 100}
+        for down in downs
+    ]
     lines = [
         {
             "round": number,
@@ -101,6 +111,14 @@ def _write_rounds(path: Path, accuracies: list[float], rule: str, clients: int) 
             "metrics": {"margin": 10.0},
             "seconds": {"train": 1.0, "server": 0.1, "evaluate": 0.5, "round": 1.7},
         }
+        | (
+            {
+                "parameters": {"train_down": clients * downs[number - 1], "train_up": clients * 100},
+                "client_traffic": {str(client): traffic[number - 1] for client in range(clients)},
+            }
+            if counted
+            else {}
+        )
         for number, accuracy in enumerate(accuracies, 1)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

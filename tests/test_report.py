@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task import figures
+from task import communication, figures
 from task.comparison import group_runs, identities, short_labels
 from task.report import main
 from task.results import RunResult, find_runs, read_run
@@ -276,3 +276,112 @@ def test_principal_components_keep_distances_of_a_plane() -> None:
 def test_a_bad_command_line_does_not_wait_for_matplotlib() -> None:
     code = "import sys, task.report; sys.exit(any(m in sys.modules for m in ('matplotlib', 'torch', 'sklearn')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PAPER = {
+    "name": "table1",
+    "source": "FedTGP, table 1",
+    "accuracy": {"fedtgp": [88.15, 0.43], "fedproto": [78.34, None]},
+    "communication": {"fedtgp": 3.25},
+}
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_papers_accuracy_stands_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for algorithm in ("fedtgp", "fedproto", "local"):
+        write_run(tmp_path / algorithm, algorithm=algorithm, config={"experiment": PAPER})
+    assert main([str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    rows = table(output)
+    found = {row["algorithm"]: row["paper"] for row in rows}
+    assert found == {"fedtgp": "88.15 ± 0.43", "fedproto": "78.34", "local": ""}
+    assert list(rows[0]).index("paper") == list(rows[0]).index("best accuracy (%)") + 1
+    assert "experiment" not in rows[0]
+    (line,) = [line for line in output.splitlines() if line.startswith("paper: ")]
+    assert "FedTGP, table 1" in line
+    assert "the mean of the best round over three trials" in line
+    assert main([str(tmp_path), "--format", "csv"]) == 0
+    exact = {row["algorithm"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert (exact["fedtgp"]["paper_accuracy_mean"], exact["fedtgp"]["paper_accuracy_std"]) == ("0.881500", "0.004300")
+    assert (exact["fedproto"]["paper_accuracy_mean"], exact["fedproto"]["paper_accuracy_std"]) == ("0.783400", "")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_without_a_paper_there_is_no_column_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", config={"experiment": None})
+    write_run(tmp_path / "b", seed=1)  # of before there were experiments
+    write_run(tmp_path / "c", algorithm="local", config={"experiment": PAPER | {"name": "other"}})
+    assert main([str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    rows = table(output)
+    assert {row["algorithm"]: row["n"] for row in rows} == {"fedtgp": "2", "local": "1"}
+    assert "paper" not in rows[0]
+    assert "paper:" not in output
+    assert main([str(tmp_path), "--format", "csv"]) == 0
+    assert "paper" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_experiments_are_told_apart_by_name_and_not_by_the_papers_numbers(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", config={"experiment": PAPER})
+    write_run(tmp_path / "b", config={"experiment": PAPER | {"source": "corrected"}}, seed=1)
+    write_run(tmp_path / "c", config={"experiment": PAPER | {"name": "table2"}})
+    groups, _ = group_runs(read_all(tmp_path))
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert [row["experiment"] for row in identities(groups)] == ["table1", "table2"]
+    assert short_labels(groups) == ["table1 (prototype rule, n=2)", "table2 (prototype rule, n=1)"]
+
+
+@pytest.mark.parametrize(
+    "experiment", ["words", {"source": "x"}, PAPER | {"accuracy": {"fedtgp": [1]}}, PAPER | {"communication": [1]}]
+)
+def test_a_malformed_experiment_is_left_out_and_noted(experiment: object, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", config={"experiment": experiment}))
+    assert run.is_complete
+    assert run.experiment is None
+    (note,) = run.notes
+    assert "config.yaml: experiment is malformed" in note
+
+
+def test_communication_is_the_mean_over_the_rounds_after_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", config={"experiment": PAPER})
+    write_run(tmp_path / "b", config={"experiment": PAPER}, seed=1)
+    write_run(tmp_path / "c", config={"experiment": PAPER}, algorithm="local", counted=False)
+    assert main([str(tmp_path), "--communication"]) == 0
+    output = capsys.readouterr().out
+    ours, old = table(output)
+    assert (ours["algorithm"], ours["n"]) == ("fedtgp", "2")
+    assert (ours["parameters up"], ours["parameters down"], ours["up + down"]) == ("400", "800", "1,200")
+    assert (ours["paper (10^6)"], old["paper (10^6)"]) == ("3.25", "-")
+    assert (ours["bytes up"], ours["bytes down"], ours["evaluation"]) == ("2 kB", "1 kB", "600 B")
+    assert (ours["a client's parameters"], ours["a client's bytes"]) == ("300", "750 B")
+    assert (old["bytes up"], old["parameters up"], old["a client's bytes"]) == ("2 kB", "-", "-")
+    for words in ("rounds after the first", "10^6", "Flower's records", "1 of 3 runs", "paper: FedTGP, table 1"):
+        assert words in output
+    assert not (tmp_path / "report").exists()
+
+
+def test_communication_as_csv_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", rounds=1, clients=3, config={"experiment": PAPER})
+    assert main([str(tmp_path), "--communication", "--format", "csv"]) == 0
+    captured = capsys.readouterr()
+    (row,) = csv.DictReader(io.StringIO(captured.out))
+    wanted = {
+        "parameters_up": 300,
+        "parameters_down": 0,  # of round 1, the only one
+        "parameters": 300,
+        "paper_parameters": 3_250_000,
+        "bytes_up": 2000,
+        "bytes_down": 1000,
+        "evaluation_up": 100,
+        "evaluation_down": 500,
+        "client_parameters_up": 100,
+        "client_parameters_down": 0,
+        "client_bytes_up": 666,
+        "client_bytes_down": 333,
+    }
+    assert {name: float(row[name]) for name in wanted} == wanted
+    assert "a run of one round" in captured.err
+    assert communication.csv_table([]) == communication.markdown_table([]) == ""

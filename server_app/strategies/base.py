@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING, getLogger
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -22,7 +21,8 @@ from torch import Generator, Tensor
 from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
-from task.messages import Download, EvaluationReport, Expected, Shared, Upload
+from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
+from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in
 from task.models.assign import build_auxiliary
 from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
@@ -109,7 +109,7 @@ class RoundStrategy(Strategy):
             run.state = self.init_state(run.num_classes, run.config.model.feature_dim, rng)
         self._row: dict[str, Any] = {}
         self._clock = time.monotonic()
-        self._sent: dict[int, tuple[int, int]] = {}
+        self._sent: dict[int, int] = {}  # the partition of each node that has yet to answer
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -118,7 +118,7 @@ class RoundStrategy(Strategy):
         number = self.run.done + 1
         sampled = self._sample(number)
         self._row = {"round": number, "sampled": sampled, "failures": [], "seconds": {}, "metrics": {}}
-        self._row["bytes"] = dict.fromkeys(("train_down", "train_up", "evaluate_down", "evaluate_up"), 0)
+        self._traffic: dict[str, dict[int, Traffic]] = {"train": {}, "evaluate": {}}
         self._began = self._clock = time.monotonic()
         return self._address(sampled, number, "train")
 
@@ -141,7 +141,7 @@ class RoundStrategy(Strategy):
         else:
             LOG.log(WARNING, "round %d: the new global state is not finite; the old one is kept", number)
             metrics = {"state_kept": 1.0}
-        self._row["metrics"] = metrics | _means([upload.metrics for upload in uploads], "train_")
+        self._row["metrics"] = metrics | metric_means([upload.metrics for upload in uploads], "train_")
         self._lap("server")
         return None, None
 
@@ -159,6 +159,7 @@ class RoundStrategy(Strategy):
         reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
         self._lap("evaluate")
         self._row |= summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
+        self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
         self.run.recorder.append(self._row)
         self.run.done = self._row["round"]
@@ -208,8 +209,9 @@ class RoundStrategy(Strategy):
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
             node = run.roster.node_ids[partition]
             messages.append(Message(content, dst_node_id=node, message_type=kind, group_id=str(number)))
-            self._sent[node] = (partition, nbytes(content))
-        self._row["bytes"][f"{phase}_down"] = sum(size for _, size in self._sent.values())
+            self._sent[node] = partition
+            sent = Traffic(bytes_down=nbytes(content), parameters_down=parameters_in(download))
+            self._traffic[phase][partition] = sent
         return messages
 
     def _collect(
@@ -218,21 +220,23 @@ class RoundStrategy(Strategy):
         """Return the good replies, ascending by partition; note the reason of every other."""
         good, waiting = [], dict(self._sent)
         for reply in replies:
-            partition, _ = waiting.pop(reply.metadata.src_node_id, (None, 0))
+            partition = waiting.pop(reply.metadata.src_node_id, None)
             if partition is None:
                 continue  # nobody asked this node, or it answered already
             try:
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
-                self._row["bytes"][f"{phase}_up"] += nbytes(reply.content)
+                traffic = self._traffic[phase][partition]
+                traffic.bytes_up = nbytes(reply.content)
                 width = self.shared_width(self.run.num_classes, self.run.config.model.feature_dim)
                 decoded = decode(reply.content, Expected(partition, self._row["round"], self.run.num_classes, width))
                 if isinstance(decoded, Upload):
                     self.inspect(self.run.state, decoded)
+                    traffic.parameters_up = parameters_in(decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
-        for partition, _ in waiting.values():
+        for partition in waiting.values():
             self._fail(partition, phase, "no reply within federation.round_timeout")
         self._sent = {}
         self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
@@ -255,36 +259,3 @@ class RoundStrategy(Strategy):
     def _lap(self, phase: str) -> None:
         now = time.monotonic()
         self._row["seconds"][phase], self._clock = round(now - self._clock, 4), now
-
-
-def summarise(reports: Sequence[EvaluationReport], inference: str, by_samples: bool) -> dict[str, Any]:
-    """Return the accuracy fields of a round's line.
-
-    The mean is weighted by test samples, or plain over clients when they keep their sizes to themselves. The
-    standard deviation is over clients, unweighted. Clients without test data are left out and counted. Where the
-    rule is ``prototype`` and no prototypes exist, the accuracy is None: not available, which is not zero.
-    """
-    tested = [report for report in reports if "loss" in report.metrics]
-    weights = [(report.examples or 1) if by_samples else 1 for report in tested]
-    fields: dict[str, Any] = {}
-    for name in ("accuracy-head", "accuracy-prototype", "loss"):
-        complete = bool(tested) and all(name in report.metrics for report in tested)
-        values = [report.metrics[name] for report in tested] if complete else []
-        fields[name.replace("-", "_")] = float(np.average(values, weights=weights)) if values else None
-    chosen = f"accuracy-{inference}"
-    known = fields[chosen.replace("-", "_")] is not None
-    return {
-        "accuracy": fields[chosen.replace("-", "_")],
-        "accuracy_std": float(np.std([report.metrics[chosen] for report in tested])) if known else None,
-        "rule": inference,
-        **fields,
-        "clients_evaluated": len(tested),
-        "clients_without_test": len(reports) - len(tested),
-        "client_accuracy": {str(r.partition): r.metrics[chosen] for r in tested} if known else {},
-    }
-
-
-def _means(metrics: Sequence[Any], prefix: str) -> dict[str, float]:
-    """Return the plain mean over clients of each metric that at least one of them sent."""
-    names = sorted({name for each in metrics for name in each})
-    return {prefix + name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}

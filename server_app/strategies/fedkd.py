@@ -1,6 +1,6 @@
 """Server half of FedKD: average the students' changes, compressed. Mathematics: ``task/methods/fedkd.py``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from server_app.strategies.base import RoundStrategy, State
 from task.averaging import labelled, part, weighted_mean
-from task.messages import Shared, Upload
+from task.messages import Shared, Upload, parameters_in
 from task.methods.fedkd import CHANGE, MODEL, Compression, apply_change, compress, decompress
 from task.models.split import weights_of
 from task.schema import Config, require
@@ -65,12 +65,12 @@ class FedKD(Compression, RoundStrategy):
         mean = weighted_mean([self._open(upload) for upload in senders], [1.0] * len(senders))
         energy = self.energy(senders[0].round, self.run.config.federation.rounds)
         packed = compress(mean, energy, self.svd)
-        sizes = [_scalars(upload.weights or {}) for upload in senders]
-        dense = _scalars(self._shapes)
+        sizes = [parameters_in(upload) for upload in senders]
+        dense = parameters_in(Shared(weights=self._shapes))
         metrics |= {
             "energy": energy,
             "ratio_up": sum(sizes) / len(sizes) / dense,
-            "ratio_down": _scalars(packed) / dense,
+            "ratio_down": parameters_in(Shared(weights=packed)) / dense,
         }
         if self.what == "params":
             return labelled(MODEL, packed), metrics
@@ -90,7 +90,3 @@ class FedKD(Compression, RoundStrategy):
     def _shapes(self) -> dict[str, Tensor]:
         with torch.device("meta"):
             return dict(self.run.auxiliary().state_dict())
-
-
-def _scalars(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors.values())
