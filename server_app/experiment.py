@@ -80,7 +80,7 @@ def results_folder(config: Config, output_dir: str, run_id: int) -> Path:
             raise ValueError(f"output-dir={output_dir!r} is not allowed: an absolute path")
         return folder
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    name = f"{stamp}-{config.name or config.algorithm.name}-seed{config.seed}-{run_id}"
+    name = f"{stamp}-{config.label}-seed{config.seed}-{run_id}"
     return Path.home() / "protofed-results" / name
 
 
@@ -113,6 +113,7 @@ def _warn_of_empty_clients(run: Run) -> None:
 def _finish(recorder: Recorder, status: str, reason: str | None, run: Run | None) -> None:
     federation = recorder.config.federation
     extra: dict[str, Any] = {
+        "experiment": recorder.config.experiment.name if recorder.config.experiment else None,
         "accuracy_rule": recorder.config.algorithm.inference,
         "accuracy_model": "each client's own",
         "accuracy_averaging": "test samples" if federation.report_sizes else "clients",

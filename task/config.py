@@ -3,6 +3,7 @@
 This file and ``task/launch.py`` are the only ones that know Hydra.
 """
 
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -25,6 +26,7 @@ from task.schema import Config
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
 NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir"}
 OWN_PACKAGES = ("task", "server_app", "client_app")
+SWEEP = "sweep="
 
 
 @lru_cache(maxsize=8)
@@ -46,7 +48,7 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     ValueError
         One line for an unknown key (with the nearest known ones), a wrong type or a value out of range.
     """
-    words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    words = without_plus(shlex.split(overrides) if isinstance(overrides, str) else overrides)
     try:
         composed = _compose(words)
         merged = OmegaConf.merge(OmegaConf.structured(Config), composed)
@@ -54,8 +56,17 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_one_line(error, words)) from error
     assert isinstance(config, Config)
+    sweep = next((word for word in words if word.startswith(SWEEP)), None)
+    if sweep:
+        raise ValueError(f"{sweep} is not allowed here: it is many runs, and only the command `protofed` starts them")
     _check_targets(config)
+    _put_stand_in(config)
     return config
+
+
+def without_plus(words: Sequence[str]) -> list[str]:
+    """Return Hydra overrides in which ``+debug=smoke`` has become ``debug=smoke``; Hydra itself refuses the plus."""
+    return [re.sub(r"^\+(?=(experiment|sweep|debug)=)", "", word) for word in words]
 
 
 def to_yaml(config: Config) -> str:
@@ -150,6 +161,16 @@ def _check_targets(config: Config) -> None:
     build(config.algorithm.server, "algorithm.server").check(config)
 
 
+def _put_stand_in(config: Config) -> None:
+    """Put the stand-in of the source in its place, if the settings ask for one and the source has one."""
+    data, source = config.data, build(config.data.source, "data.source")
+    if data.stand_in and (stand_in := source.stand_in()) is not source:
+        target = f"{type(stand_in).__module__}.{type(stand_in).__qualname__}"
+        data.name, data.source = f"{data.name} (stand-in)", {"_target_": target, **dataclasses.asdict(stand_in)}
+        if config.experiment is not None:  # a paper's numbers do not belong beside those of noise
+            config.experiment.accuracy, config.experiment.communication = {}, {}
+
+
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the target of ``node`` and its settings, checked against the target's signature."""
     target = _find_target(node.get("_target_"), where)
@@ -235,9 +256,8 @@ def _one_line(error: Exception, words: list[str]) -> str:
         return f"unknown setting {key!r}{_nearest(key, known)}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     place = re.search(r"full_key: (\S+)", text)
-    kept_lines = [line for line in lines if not line.startswith(("full_key:", "reference_type=", "object_type="))]
-    kept_lines = [line for line in kept_lines if not line.startswith(("Config search path", "set env variable"))]
-    line = " ".join(kept_lines)
+    noise = ("full_key:", "reference_type=", "object_type=", "Config search path", "provider=", "set env variable")
+    line = " ".join(line for line in lines if not line.startswith(noise))
     return f"{place.group(1)}: {line}" if place and place.group(1) not in line else line
 
 

@@ -39,11 +39,15 @@ class AlgorithmConfig:
 
 @dataclass
 class DataConfig:
-    """Where the images come from, and the folder in which they are prepared once (null: the user's cache)."""
+    """Where the images come from, and the folder in which they are prepared once (null: the user's cache).
+
+    With ``stand_in`` a source that must be downloaded gives way to noise of its shape, and ``name`` then says so.
+    """
 
     name: str
     source: Node
     cache_dir: str | None = field(default=None, metadata={"path": True})
+    stand_in: bool = False
 
 
 @dataclass
@@ -166,6 +170,31 @@ class FederationConfig:
 
 
 @dataclass
+class ExperimentConfig:
+    """The published experiment that a run repeats, and what its authors report; it changes nothing in the run.
+
+    ``accuracy`` maps the names of algorithms to mean and standard deviation in percent (null where none is printed),
+    ``communication`` to the parameters that all clients together exchange with the server in a round, in millions.
+    """
+
+    name: str
+    source: str
+    accuracy: dict[str, list[Any]] = field(default_factory=dict)
+    communication: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
+        require(plain, "experiment.name", self.name, "letters, digits, '-', '_' and '.' only")
+        for algorithm, value in self.accuracy.items():
+            numbers = [number for number in value if type(number) in (int, float) and 0 <= number <= 100]
+            good = len(value) == 2 and (len(numbers) == 2 or (len(numbers) == 1 and value[1] is None))
+            require(good, f"experiment.accuracy.{algorithm}", value, "[mean, std or null] in percent")
+        for algorithm, millions in self.communication.items():
+            good = 0 <= millions < float("inf")
+            require(good, f"experiment.communication.{algorithm}", millions, "millions of parameters, at least 0")
+
+
+@dataclass
 class Config:
     """One run. ``resume`` is the folder of an earlier run to go on with; ``overwrite`` may empty a used one."""
 
@@ -175,6 +204,7 @@ class Config:
     model: ModelConfig
     train: TrainConfig
     federation: FederationConfig
+    experiment: ExperimentConfig | None = None
     seed: int = 0
     name: str | None = None
     resume: str | None = field(default=None, metadata={"path": True})
@@ -191,6 +221,12 @@ class Config:
         require(enough, "partition.max_samples", most, f"at least federation.num_clients={clients}")
         keeps_state = self.federation.state == "disk" or self.resume is None
         require(keeps_state, "resume", self.resume, "only with federation.state=disk")
+
+    @property
+    def label(self) -> str:
+        """What names the results folder: ``name``, or the experiment, if it is one, and the algorithm."""
+        algorithm = self.algorithm.name
+        return self.name or (f"{self.experiment.name}-{algorithm}" if self.experiment else algorithm)
 
 
 def declared_paths(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

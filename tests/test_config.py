@@ -3,14 +3,18 @@ from pathlib import Path
 import pytest
 
 from task.config import CONF_DIR, build, load, node_settings, to_yaml
+from task.resume import check_unchanged
 from task.schema import require_absolute_paths
 
+# Not experiment and sweep: see test_experiments.py.
 GROUPS = {
-    path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in sorted(CONF_DIR.iterdir()) if path.is_dir()
+    path.name: sorted(file.stem for file in path.glob("*.yaml"))
+    for path in sorted(CONF_DIR.iterdir())
+    if path.is_dir() and path.name not in ("experiment", "sweep")
 }
 # Groups that must be completed by the user: a path to own data.
 NEED_A_PATH = {"npz": "data.source.path=/x.npz", "pfllib": "data.source.root=/x"}
-NEED_A_PATH |= {"image_folder": "data.source.root=/x", "tiny_imagenet": "data.source.root=/x"}
+NEED_A_PATH |= {"image_folder": "data.source.root=/x"}
 
 
 @pytest.mark.parametrize(("group", "option"), [(group, name) for group, names in GROUPS.items() for name in names])
@@ -60,6 +64,18 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("resume=/x federation.state=context", ["resume", "federation.state=disk"]),
         ("train.lr", ["train.lr"]),
         ("resume=''", ["resume", "folder of an earlier run"]),
+        ("debug=smok", ["debug/smok", "smoke"]),
+        ("+debug=smok", ["debug/smok", "smoke"]),
+        ("experiment=cifar100", ["experiment/cifar100", "cifar100_practical"]),
+        ("sweep=table1", ["sweep=table1", "protofed"]),
+        ("+sweep=tau", ["sweep=tau", "protofed"]),
+        ("experiment=cifar100_tau_1 algorithm=local", ["algorithm.server.margin_cap"]),
+        ("experiment=cifar100_tau_1 experiment.name=a/b", ["experiment.name", "a/b"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[1]", ["experiment.accuracy.fedtgp", "[mean, std"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[101,0]", ["experiment.accuracy.fedtgp", "percent"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[null,1]", ["experiment.accuracy.fedtgp", "percent"]),
+        ("experiment=cifar100_practical experiment.communication.fml=-1", ["experiment.communication.fml"]),
+        ("data.stand_in=maybe", ["data.stand_in", "maybe"]),
         ("partition.max_samples=10 federation.num_clients=20", ["partition.max_samples", "federation.num_clients=20"]),
     ],
 )
@@ -87,6 +103,18 @@ def test_the_debug_group_shrinks_a_run() -> None:
     config = load("debug=smoke")
     assert config.federation.rounds == 2
     assert config.partition["max_samples"] <= 500
+
+
+def test_groups_that_start_empty_may_be_written_with_a_plus() -> None:
+    assert load("+debug=smoke +experiment=cifar100_tau_1") == load("debug=smoke experiment=cifar100_tau_1")
+
+
+def test_a_paper_s_numbers_do_not_hinder_a_resumed_run(tmp_path: Path) -> None:
+    words = "experiment=cifar100_practical"
+    (tmp_path / "config.yaml").write_text(to_yaml(load(words)), encoding="utf-8")
+    check_unchanged(load(f"{words} experiment.accuracy.fedtgp=[1.0,null] experiment.source=elsewhere"), tmp_path)
+    with pytest.raises(ValueError, match=r"data\.name was 'cifar100', is 'cifar100 \(stand-in\)'"):
+        check_unchanged(load(f"{words} data.stand_in=true"), tmp_path)
 
 
 def test_build_passes_runtime_arguments_and_checks_settings() -> None:

@@ -4,6 +4,7 @@
 ``sources``        the contract of a source; the embedded set, scikit-learn's digits, ``.npz`` files
 ``vision``         torchvision's data sets
 ``folders``        folders of image files, Tiny-ImageNet
+``noise``          what stands in, on request, for images that are not there
 ``pfllib``         folders as HtFLlib and PFLlib write them, read without running their pickles
 ``prepare``        source -> plain arrays in the cache, memory-mapped by every process
 ``labels``         any labels -> 0..C-1

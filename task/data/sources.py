@@ -86,6 +86,10 @@ class Source(ABC):
     def fetch(self) -> None:  # noqa: B027 - most sources have nothing to fetch
         """Download what is missing, where the settings allow it."""
 
+    def stand_in(self) -> "Source":
+        """Return what ``data.stand_in`` puts in the place of this source: itself, unless it must be downloaded."""
+        return self
+
     def fingerprint(self) -> str:
         """Return a text that changes with the settings and with size or time of any file."""
         settings = {key: value for key, value in dataclasses.asdict(self).items() if key != "download"}
