@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ def fit_epochs(
             care = needs_care and len(labels) == 1
             with batchnorm_in_eval(modules) if care else nullcontext(), autocast(train, session.device):
                 losses = step(images, labels)
-                total = torch.stack(list(losses.values())).sum()
+                total = reduce(torch.add, losses.values())
             update(total, _rate_factor(train.lr_schedule, samples / planned))
             samples += len(labels)
             for name, value in losses.items():  # summed where they are: reading one would wait for the device

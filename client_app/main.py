@@ -87,11 +87,12 @@ def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
 @contextmanager
 def _seeded(session: Session) -> Iterator[None]:
     """Give torch's own generators, from which dropout draws, the stream of this client and round."""
+    seed = stream_seed(session.config.seed, "client-torch", session.node.partition, session.download.round)
     devices = [session.device] if session.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(
-            stream_seed(session.config.seed, "client-torch", session.node.partition, session.download.round)
-        )
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes longer, for GPUs that are not there
+        if devices:
+            torch.cuda.manual_seed(seed)
         yield
 
 

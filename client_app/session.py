@@ -137,8 +137,8 @@ class Session:
             return build_auxiliary(self.config.model, num_classes=classes, image_shape=shape, seed=self.config.seed)
 
     def _place(self, model: SplitModel) -> SplitModel:
-        layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format
-        return model.to(self.device).to(memory_format=layout)
+        model = model.to(self.device)
+        return model.to(memory_format=torch.channels_last) if self.config.train.channels_last else model
 
 
 def open_session(context: Context) -> Session:
