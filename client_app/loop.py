@@ -49,7 +49,7 @@ def fit_epochs(
     modules = nn.ModuleList([learner.module for learner in learners])
     update = _updater(session, learners, clip)
     needs_care = has_batchnorm(modules)
-    sums: dict[str, Tensor] = {}
+    seen: dict[str, list[tuple[Tensor, int]]] = {}
     samples, planned = 0, train.local_epochs * len(session.split.train)
     modules.train()
     for _ in range(train.local_epochs):
@@ -60,10 +60,15 @@ def fit_epochs(
                 total = reduce(torch.add, losses.values())
             update(total, _rate_factor(train.lr_schedule, samples / planned))
             samples += len(labels)
-            for name, value in losses.items():  # summed where they are: reading one would wait for the device
-                weighted = value.detach().float() * len(labels)
-                sums[name] = sums[name] + weighted if name in sums else weighted
-    return {name: float(value) / samples for name, value in sums.items()} if samples else {}
+            for name, value in losses.items():  # left where they are: reading one would wait for the device
+                seen.setdefault(name, []).append((value.detach(), len(labels)))
+    return {name: _weighted_sum(pairs) / samples for name, pairs in seen.items()}
+
+
+def _weighted_sum(pairs: Sequence[tuple[Tensor, int]]) -> float:
+    """Return the sum of scalar tensors times their weights."""
+    values, weights = zip(*pairs, strict=True)
+    return float(torch.stack(values).cpu().double() @ torch.tensor(weights, dtype=torch.float64))
 
 
 def _rate_factor(schedule: str, progress: float) -> float:
