@@ -195,7 +195,8 @@ def _put_stand_in(config: Config) -> None:
         target = f"{type(stand_in).__module__}.{type(stand_in).__qualname__}"
         data.name, data.source = f"{data.name} (stand-in)", {"_target_": target, **dataclasses.asdict(stand_in)}
         if config.experiment is not None:  # a paper's numbers do not belong beside those of noise
-            config.experiment.accuracy, config.experiment.communication = {}, {}
+            experiment = config.experiment
+            experiment.accuracy, experiment.communication, experiment.note = {}, {}, ""
 
 
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -125,14 +125,18 @@ class Expected:
     feature_dim: int
 
 
+def prototype_parameters_in(message: Shared | Upload) -> int:
+    """Return how many of a message's parameters are scalars of prototype vectors."""
+    return message.prototypes.vectors.numel() if message.prototypes is not None else 0
+
+
 def parameters_in(message: Shared | Upload) -> int:
     """Return how many parameters a message shares: what the papers count, and call MB where it is millions.
 
     These are the scalars of the prototype vectors and of the floating-point weights. Whole numbers (class ids, counts)
     and BatchNorm's running statistics are none; they only count in the bytes.
     """
-    vectors = message.prototypes.vectors.numel() if message.prototypes is not None else 0
-    return vectors + sum(
+    return prototype_parameters_in(message) + sum(
         tensor.numel()
         for name, tensor in (message.weights or {}).items()
         if tensor.is_floating_point() and not name.endswith(NO_PARAMETERS)

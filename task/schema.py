@@ -221,14 +221,15 @@ class FederationConfig:
 class ExperimentConfig:
     """The published experiment that a run repeats, and what its authors report; it changes nothing in the run.
 
-    ``accuracy`` maps the names of algorithms to mean and standard deviation in percent (null where none is printed),
-    ``communication`` to the parameters that all clients together exchange with the server in a round, in millions.
+    ``accuracy`` maps algorithms to mean and standard deviation in percent (null where none is printed),
+    ``communication`` to millions of parameters a round, all clients together; ``note`` says what the accuracies are.
     """
 
     name: str
     source: str
     accuracy: dict[str, list[Any]] = field(default_factory=dict)
     communication: dict[str, float] = field(default_factory=dict)
+    note: str = ""
 
     def __post_init__(self) -> None:
         plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)

@@ -22,7 +22,7 @@ from server_app.demands import require_capable
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
-from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in
+from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in, prototype_parameters_in
 from task.models.assign import build_auxiliary
 from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
@@ -220,8 +220,11 @@ class RoundStrategy(Strategy):
             node = run.roster.node_ids[partition]
             messages.append(Message(content, dst_node_id=node, message_type=kind, group_id=str(number)))
             self._sent[node] = partition
-            sent = Traffic(bytes_down=nbytes(content), parameters_down=parameters_in(download))
-            self._traffic[phase][partition] = sent
+            self._traffic[phase][partition] = Traffic(
+                bytes_down=nbytes(content),
+                parameters_down=parameters_in(download),
+                prototypes_down=prototype_parameters_in(download),
+            )
         return messages
 
     def _collect(
@@ -243,6 +246,7 @@ class RoundStrategy(Strategy):
                 if isinstance(decoded, Upload):
                     self.inspect(self.run.state, decoded)
                     traffic.parameters_up = parameters_in(decoded)
+                    traffic.prototypes_up = prototype_parameters_in(decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
