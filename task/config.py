@@ -21,10 +21,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from task.schema import Config
+from task.schema import Config, require_choice
 
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
-NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir"}
+NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir", "role"}
+ROLES = ("labelled", "unlabelled")
 OWN_PACKAGES = ("task", "server_app", "client_app")
 SWEEP = "sweep="
 
@@ -101,13 +102,17 @@ def build(node: Mapping[str, Any], where: str = "", **runtime: Any) -> Any:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Facts of one machine. ``partition`` counts from 0 to ``num_partitions - 1``; null means the run's own."""
+    """Facts of one machine. ``partition`` counts from 0 to ``num_partitions - 1``; null means the run's own.
+
+    ``role`` says whether the node's images have labels: ``labelled`` or ``unlabelled``; null leaves it to ``labels``.
+    """
 
     partition: int
     num_partitions: int
     device: str | None = None
     state_dir: Path | None = None
     cache_dir: Path | None = None
+    role: str | None = None
 
 
 def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
@@ -134,13 +139,35 @@ def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
     device = node_config.get("device")
     if device not in (None, "auto", "cpu", "cuda"):
         raise ValueError(f"node-config device={device!r} is not allowed: one of auto, cpu, cuda")
+    role = node_config.get("role")
+    if role is not None:
+        require_choice("node-config role", str(role), ROLES)
     folders = {}
     for key in ("state-dir", "cache-dir"):
         path = Path(str(node_config[key])).expanduser() if key in node_config else None
         if path is not None and not path.is_absolute():
             raise ValueError(f"node-config {key}={str(path)!r} is not allowed: an absolute path")
         folders[key] = path
-    return NodeSettings(partition, total, device, folders["state-dir"], folders["cache-dir"])
+    named = None if role is None else str(role)
+    return NodeSettings(partition, total, device, folders["state-dir"], folders["cache-dir"], named)
+
+
+def has_labels(config: Config, node: NodeSettings) -> bool:
+    """Tell whether a client's images have labels for its training: by its node's role, or as ``labels`` has it.
+
+    Raises
+    ------
+    ValueError
+        The method reveals labels (``algorithm.unlabelled=revealed``) and the node says that it has none.
+    """
+    if config.algorithm.unlabelled == "revealed":
+        if node.role == "unlabelled":
+            allowed = f"not with node-config role=unlabelled (client {node.partition}): there is nothing to reveal"
+            raise ValueError(f"algorithm.unlabelled='revealed' is not allowed: {allowed}")
+        return True
+    if node.role is not None:
+        return node.role == "labelled"
+    return node.partition < config.labels.labelled_clients(node.num_partitions)
 
 
 def _compose(words: list[str]) -> DictConfig:
@@ -168,7 +195,8 @@ def _put_stand_in(config: Config) -> None:
         target = f"{type(stand_in).__module__}.{type(stand_in).__qualname__}"
         data.name, data.source = f"{data.name} (stand-in)", {"_target_": target, **dataclasses.asdict(stand_in)}
         if config.experiment is not None:  # a paper's numbers do not belong beside those of noise
-            config.experiment.accuracy, config.experiment.communication = {}, {}
+            experiment = config.experiment
+            experiment.accuracy, experiment.communication, experiment.note = {}, {}, ""
 
 
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -5,6 +5,7 @@ import pytest
 from task.config import CONF_DIR, build, load, node_settings, to_yaml
 from task.resume import check_unchanged
 from task.schema import require_absolute_paths
+from tests.algorithms import fitting
 
 # Not experiment and sweep: see test_experiments.py.
 GROUPS = {
@@ -20,7 +21,8 @@ NEED_A_PATH |= {"image_folder": "data.source.root=/x"}
 @pytest.mark.parametrize(("group", "option"), [(group, name) for group, names in GROUPS.items() for name in names])
 def test_every_file_composes(group: str, option: str) -> None:
     more = f" {NEED_A_PATH[option]}" if group == "data" and option in NEED_A_PATH else ""
-    config = load(f"{group}={option}{more}")
+    needed = {"algorithm": fitting, "labels": lambda name: f"{fitting('fedavg_fixmatch')} labels={name}"}
+    config = load(needed[group](option) if group in needed else f"{group}={option}{more}")
     if group in ("algorithm", "data", "model"):
         assert getattr(config, group).name == option
     assert "_target_" in to_yaml(config)
@@ -77,6 +79,27 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("experiment=cifar100_practical experiment.communication.fml=-1", ["experiment.communication.fml"]),
         ("data.stand_in=maybe", ["data.stand_in", "maybe"]),
         ("partition.max_samples=10 federation.num_clients=20", ["partition.max_samples", "federation.num_clients=20"]),
+        ("train.clip=0", ["train.clip", "above 0"]),
+        ("labels=few", ["labels='few'", "fedtgp needs labels on every client"]),
+        ("algorithm=local labels.count=2", ["labels", "local needs labels"]),
+        ("algorithm=fedavg model=cnn4 labels=few", ["labels='few'", "fedavg needs labels"]),
+        ("labels=few labels.count=0", ["labels.count=0", "at least 1"]),
+        ("labels=few labels.share=0", ["labels.share=0", "above 0"]),
+        ("labels=few labels.count=5 federation.num_clients=4", ["labels.count=5", "federation.num_clients=4"]),
+        ("+algorithm.evaluation=server", ["algorithm.evaluation", "fedtgp has no global model"]),
+        ("+algorithm.unlabelled=trained", ["algorithm.unlabelled", "fedtgp needs labels"]),
+        ("algorithm=fedavg", ["model='htcnn4'", "one global model"]),
+        ("algorithm=fedavg model=res34_htc4", ["model.heads", "one global model"]),
+        ("algorithm=fedavg model=cnn4 algorithm.unlabelled=trained", ["algorithm.client.threshold", "labels"]),
+        ("algorithm=dccfssl model=cnn4", ["algorithm.evaluation='server'", "pool=all", "partition=iid_train"]),
+        ("algorithm=dccfssl model=cnn4 partition=iid_train partition.test_fraction=0.1", ["test_fraction=0.1"]),
+        (
+            "algorithm=dccfssl model=cnn4 partition=iid_train algorithm.client.authenticate=false",
+            ["algorithm.client.authenticate=False", "that of algorithm.server, True"],
+        ),
+        ("algorithm=dccfssl model=cnn4 algorithm.client.views.flop=1", ["flop", "views.flip"]),
+        ("algorithm=dccfssl model=cnn4 algorithm.client.temperature=0", ["temperature", "above 0"]),
+        ("algorithm=rscfed model=cnn4 algorithm.server.subsets=0", ["subsets", "at least 1"]),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line(overrides: str, words: list[str]) -> None:
@@ -131,6 +154,7 @@ def test_node_settings() -> None:
     assert node_settings(GOOD).partition == 1
     node = node_settings(GOOD | {"device": "cpu", "state-dir": "/var/state", "cache-dir": "/var/cache"})
     assert (node.device, node.state_dir, node.cache_dir) == ("cpu", Path("/var/state"), Path("/var/cache"))
+    assert [node_settings(GOOD | more).role for more in ({}, {"role": "unlabelled"})] == [None, "unlabelled"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +168,7 @@ def test_node_settings() -> None:
         (GOOD | {"device": "tpu"}, ["device"]),
         (GOOD | {"state-dir": "here"}, ["state-dir", "absolute"]),
         (GOOD | {"state_dir": "/here"}, ["state_dir", "state-dir"]),
+        (GOOD | {"role": "teacher"}, ["role='teacher'", "labelled, unlabelled"]),
     ],
 )
 def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:

@@ -10,5 +10,6 @@
 ``labels``         any labels -> 0..C-1
 ``partition``      whose sample is whose, and which of them are for testing
 ``loaders``        one client's tensors in batches, on its device
+``augment``        weak and strong random views of a batch; ``randaugment``, ``simclr_ops``, ``image_ops``: its parts
 =================  =====================================================================================
 """

@@ -197,7 +197,7 @@ class Npz(Source):
     """One ``.npz`` file with ``x, y`` or ``x_train, y_train, x_test, y_test``, optionally ``class_names``.
 
     Integer images hold 0..255; float images are used as they are and must be normalised (about -1 to 1).
-    Channels may come last or first; ``(N, H, W)`` is one channel.
+    Channels may come last or first; ``(N, H, W)`` is one channel. With ``class_names`` a label of -1 means none.
 
     Parameters
     ----------
