@@ -18,6 +18,7 @@ from task.resume import check_unchanged
 from task.schema import Config, require
 
 LOG = getLogger("flwr")
+INTERRUPTED = "interrupted"
 
 
 def run_experiment(config: Config, overrides: str, grid: Grid, context: Context) -> None:
@@ -56,6 +57,9 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         left = config.federation.rounds - run.done
         strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=config.federation.round_timeout)
         strategy.checkpoint()
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or ``flwr stop``
+        _finish(recorder, "failed", INTERRUPTED, run)
+        raise
     except BaseException as error:
         _finish(recorder, "failed", str(error) or type(error).__name__, run)
         raise

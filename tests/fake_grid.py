@@ -65,6 +65,7 @@ class FakeGrid(Grid):
             self.sent.append(message)
             context = self.contexts[message.metadata.dst_node_id]
             message.metadata.__dict__["_src_node_id"] = 1
+            message.metadata.__dict__["_message_id"] = str(len(self.sent))
             try:
                 reply: Message | None = client_app(message, context)
                 if self.spoil is not None and reply is not None:

@@ -13,7 +13,7 @@ from logging import INFO, WARNING, getLogger
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Generator, Tensor
@@ -30,6 +30,8 @@ from task.schema import Config, require
 from task.seeding import stream, torch_stream
 
 LOG = getLogger("flwr")
+# Seconds that a message outlives its round: Flower throws away what comes later, and asks no node for it any more.
+GRACE = 10.0
 State = dict[str, Tensor]
 Reply = TypeVar("Reply", Upload, EvaluationReport)
 
@@ -109,7 +111,7 @@ class RoundStrategy(Strategy):
             run.state = self.init_state(run.num_classes, run.config.model.feature_dim, rng)
         self._row: dict[str, Any] = {}
         self._clock = time.monotonic()
-        self._sent: dict[int, int] = {}  # the partition of each node that has yet to answer
+        self._sent: list[tuple[int, Metadata]] = []  # by partition; Flower fills in the message ids when it sends
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -194,7 +196,7 @@ class RoundStrategy(Strategy):
     def _address(self, partitions: list[int], number: int, phase: str) -> list[Message]:
         run, messages = self.run, []
         shared = self.downlink(run.state) if phase == "train" else self.evaluation_downlink(run.state)
-        self._sent = {}
+        self._sent, ttl = [], run.config.federation.round_timeout + GRACE
         for partition in partitions:
             own = self.personal(run.state, partition, shared)
             download = Download(
@@ -208,8 +210,8 @@ class RoundStrategy(Strategy):
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
             node = run.roster.node_ids[partition]
-            messages.append(Message(content, dst_node_id=node, message_type=kind, group_id=str(number)))
-            self._sent[node] = partition
+            messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
+            self._sent.append((partition, messages[-1].metadata))
             sent = Traffic(bytes_down=nbytes(content), parameters_down=parameters_in(download))
             self._traffic[phase][partition] = sent
         return messages
@@ -218,11 +220,13 @@ class RoundStrategy(Strategy):
         self, replies: Iterable[Message], phase: str, decode: Callable[[RecordDict, Expected], Reply]
     ) -> list[Reply]:
         """Return the good replies, ascending by partition; note the reason of every other."""
-        good, waiting = [], dict(self._sent)
+        good, waiting = [], {sent.message_id: (partition, sent.dst_node_id) for partition, sent in self._sent}
         for reply in replies:
-            partition = waiting.pop(reply.metadata.src_node_id, None)
-            if partition is None:
-                continue  # nobody asked this node, or it answered already
+            partition, node = waiting.get(reply.metadata.reply_to_message_id, (None, 0))
+            # Flower itself answers, with an error, for a node that is gone.
+            if partition is None or not (reply.has_error() or reply.metadata.src_node_id == node):
+                continue  # to another message, or to one that was answered already, or not from the node that was asked
+            del waiting[reply.metadata.reply_to_message_id]
             try:
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
@@ -236,9 +240,9 @@ class RoundStrategy(Strategy):
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
-        for partition in waiting.values():
+        for partition, _ in waiting.values():
             self._fail(partition, phase, "no reply within federation.round_timeout")
-        self._sent = {}
+        self._sent = []
         self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
         return sorted(good, key=lambda reply: reply.partition)
 
