@@ -32,9 +32,11 @@ def query(message: Message, context: Context) -> Message:
     """Answer with the facts of this client; builds its model once, so that a bad one is found before round 1."""
     session = open_session(context)
     split, labels, classes = session.split, session.dataset.labels, session.num_classes
-    counts = np.bincount(labels[np.concatenate([split.train, split.test])], minlength=classes)
-    held = np.unique(labels[split.train])
     shared = session.config.federation.report_sizes
+    held, counts = np.zeros(0, np.int64), None  # a client without labels tells nothing about classes
+    if session.is_labelled:
+        held = np.unique(labels[split.train])
+        counts = np.bincount(labels[np.concatenate([split.train, split.test])], minlength=classes)
     report = NodeReport(
         partition=session.node.partition,
         num_partitions=session.node.num_partitions,
@@ -46,8 +48,9 @@ def query(message: Message, context: Context) -> Message:
         class_ids=tuple(int(class_id) for class_id in held),
         train_size=len(split.train) if shared else None,
         test_size=len(split.test) if shared else None,
-        class_counts=tuple(int(count) for count in counts) if shared else None,
+        class_counts=tuple(int(count) for count in counts) if shared and counts is not None else None,
         image_shape=session.dataset.image_shape,
+        role="labelled" if session.is_labelled else "unlabelled",
     )
     return Message(encode_node_report(report), reply_to=message)
 
@@ -56,11 +59,12 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Restore the client's model, train it, keep it, and return what the method shares."""
     session, trainer = _open(message, context)
-    store = open_store(session.config, session.node, context, session.download.session)
     with _seeded(session):
         content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
-    needed = {session.download.state_round, session.download.durable_round}
-    store.save(session.download.round, session.state(), needed)
+    if trainer.keeps_state:
+        store = open_store(session.config, session.node, context, session.download.session)
+        needed = {session.download.state_round, session.download.durable_round}
+        store.save(session.download.round, session.state(trainer.keeps_model), needed)
     return Message(content, reply_to=message)
 
 
@@ -77,21 +81,22 @@ def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
     trainer = build(session.config.algorithm.client, "algorithm.client")
     assert isinstance(trainer, Trainer)
     session.download = decode_download(message.content, session.num_classes, trainer.shared_width(session))
-    if session.download.state_round:
+    if session.download.state_round and trainer.keeps_state:
         store = open_store(session.config, session.node, context, session.download.session)
         state = store.load(session.download.state_round)
-        _within_memory(session, lambda: session.restore(state))
+        _within_memory(session, lambda: session.restore(state, trainer.keeps_model))
     return session, trainer
 
 
 @contextmanager
 def _seeded(session: Session) -> Iterator[None]:
     """Give torch's own generators, from which dropout draws, the stream of this client and round."""
+    seed = stream_seed(session.config.seed, "client-torch", session.node.partition, session.download.round)
     devices = [session.device] if session.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(
-            stream_seed(session.config.seed, "client-torch", session.node.partition, session.download.round)
-        )
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes longer, for GPUs that are not there
+        if devices:
+            torch.cuda.manual_seed(seed)
         yield
 
 

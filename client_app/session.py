@@ -10,8 +10,8 @@ from flwr.app import Context
 from torch import Generator, Tensor
 
 from task.averaging import labelled, part, require_alike
-from task.config import NodeSettings, build, load_cached, node_settings
-from task.data.loaders import Batch, ClientData
+from task.config import NodeSettings, build, has_labels, load_cached, node_settings
+from task.data.loaders import Batch, ClientData, prepared
 from task.data.partition import client_splits
 from task.data.prepare import ImageDataset, prepare
 from task.data.shares import Split
@@ -29,7 +29,8 @@ MODEL, KEPT = "model.", "kept."
 class Session:
     """One message of one client. Data and model are made when they are first asked for.
 
-    ``kept`` holds what a method itself keeps on the client from one training to the next, beside the model.
+    ``kept`` holds what a method itself keeps on the client from one training to the next, beside the model. Of a
+    client that is not ``is_labelled`` no training batch carries a label: they are all -1.
     """
 
     config: Config
@@ -37,8 +38,10 @@ class Session:
     dataset: ImageDataset
     split: Split
     device: torch.device
+    is_labelled: bool = True
     download: Download = field(default_factory=Download)
     kept: dict[str, Tensor] = field(default_factory=dict)
+    trace: list[Tensor] = field(default_factory=list)
 
     @property
     def num_classes(self) -> int:
@@ -56,19 +59,21 @@ class Session:
         model = self._build_model()
         return self._place(model)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all that the client must keep until it is asked again: its model, and ``kept``."""
-        return labelled(MODEL, self.model.state_dict()) | labelled(KEPT, self.kept)
+    def state(self, with_model: bool = True) -> dict[str, Tensor]:
+        """Return all that the client must keep until it is asked again: its model, if it is its own, and ``kept``."""
+        return (labelled(MODEL, self.model.state_dict()) if with_model else {}) | labelled(KEPT, self.kept)
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: dict[str, Tensor], with_model: bool = True) -> None:
         """Take up what ``state()`` returned, without initialising the model first."""
-        with torch.device("meta"):
-            model = self._build_model()
         # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
         # the last bits of a result must not depend on where a state came from.
         copies = {name: tensor.clone() for name, tensor in state.items()}
-        model.load_state_dict(part(MODEL, copies), assign=True)
-        self.__dict__["model"], self.kept = self._place(model), part(KEPT, copies)
+        self.kept = part(KEPT, copies)
+        if with_model:
+            with torch.device("meta"):
+                model = self._build_model()
+            model.load_state_dict(part(MODEL, copies), assign=True)
+            self.model = self._place(model)
 
     def auxiliary(self, weights: Mapping[str, Tensor] | None) -> SplitModel:
         """Return the extra model that the clients share, with the ``weights`` that the server sent, on the device.
@@ -88,10 +93,11 @@ class Session:
         """Return tensors without storage with the names, shapes and types of that model's weights."""
         return dict(self._empty_auxiliary().state_dict())
 
-    def train_batches(self, has_batchnorm: bool | None = None) -> Iterator[Batch]:
+    def train_batches(self, has_batchnorm: bool | None = None, raw: bool = False) -> Iterator[Batch]:
         """Return the shuffled batches of one epoch; every call goes on in the message's random stream.
 
-        ``has_batchnorm`` tells of all models that are trained on them; None means the client's model alone.
+        ``has_batchnorm`` tells of all models that are trained on them; None means the client's model alone. ``raw``
+        images are as they are stored, for whoever augments them before ``prepared``.
         """
         train = self.config.train
         return self._train_data.train_batches(
@@ -100,27 +106,44 @@ class Session:
             shuffle=train.shuffle,
             drop_last=train.drop_last,
             has_batchnorm=self.model.has_batchnorm if has_batchnorm is None else has_batchnorm,
+            raw=raw,
+            trace=self.trace,
         )
 
-    def all_train_batches(self) -> Iterator[Batch]:
+    def all_train_batches(self, raw: bool = False) -> Iterator[Batch]:
         """Return all training samples in order, in the batches of evaluation."""
-        return self._train_data.eval_batches(self.config.train.eval_batch_size)
+        return self._train_data.eval_batches(self.config.train.eval_batch_size, raw=raw)
 
     def test_batches(self) -> Iterator[Batch]:
         """Return all test samples in order, in the batches of evaluation."""
         return self._data(self.split.test).eval_batches(self.config.train.eval_batch_size)
 
+    def prepared(self, images: Tensor) -> Tensor:
+        """Return raw images as the model wants them."""
+        return prepared(images, channels_last=self.config.train.channels_last)
+
+    def truth(self) -> Tensor | None:
+        """Return the true classes behind all training batches so far, in their order: to measure, never to train.
+
+        None where they are not known: on a node that says itself that it has no labels, or whose labels are -1.
+        """
+        order = torch.cat(self.trace) if self.trace else torch.zeros(0, dtype=torch.int64)
+        classes = torch.from_numpy(self.dataset.labels[self.split.train])[order.cpu()]
+        return None if self.node.role == "unlabelled" or bool((classes < 0).any()) else classes
+
     @cached_property
     def _train_data(self) -> ClientData:
-        return self._data(self.split.train)
+        return self._data(self.split.train, hide_labels=not self.is_labelled)
 
     @cached_property
     def _generator(self) -> Generator:
         return torch_stream(self.config.seed, "client", self.node.partition, self.download.round)
 
-    def _data(self, indices: Indices) -> ClientData:
+    def _data(self, indices: Indices, hide_labels: bool = False) -> ClientData:
         layout = self.config.train.channels_last
-        return ClientData.from_dataset(self.dataset, indices, self.device, channels_last=layout)
+        return ClientData.from_dataset(
+            self.dataset, indices, self.device, channels_last=layout, hide_labels=hide_labels
+        )
 
     def _build_model(self) -> SplitModel:
         return build_model(
@@ -137,8 +160,8 @@ class Session:
             return build_auxiliary(self.config.model, num_classes=classes, image_shape=shape, seed=self.config.seed)
 
     def _place(self, model: SplitModel) -> SplitModel:
-        layout = torch.channels_last if self.config.train.channels_last else torch.preserve_format
-        return model.to(self.device).to(memory_format=layout)
+        model = model.to(self.device)
+        return model.to(memory_format=torch.channels_last) if self.config.train.channels_last else model
 
 
 def open_session(context: Context) -> Session:
@@ -161,7 +184,16 @@ def open_session(context: Context) -> Session:
     torch.set_num_threads(config.train.threads)
     device = choose_device(node.device or config.train.device, node.partition)
     dataset, splits = _data_of(overrides, node.num_partitions, node.cache_dir)
-    return Session(config, node, dataset, splits[node.partition], device)
+    is_labelled = has_labels(config, node)
+    split = _usable(splits[node.partition], dataset, trained=is_labelled, tested=node.role != "unlabelled")
+    return Session(config, node, dataset, split, device, is_labelled)
+
+
+def _usable(split: Split, dataset: ImageDataset, *, trained: bool, tested: bool) -> Split:
+    """Return the split without samples that lack the label by which they would be ``trained`` or ``tested``."""
+    train = split.train[dataset.labels[split.train] >= 0] if trained else split.train
+    test = split.test[dataset.labels[split.test] >= 0] if tested else split.test[:0]
+    return Split(train, test)
 
 
 def choose_device(wanted: str, partition: int) -> torch.device:

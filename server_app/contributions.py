@@ -30,3 +30,9 @@ def gather_weights(uploads: Sequence[Upload], rule: str) -> tuple[list[Mapping[s
             sent.append(upload.weights)
             counts.append(client_weight(f"client {upload.partition}", upload.examples, rule))
     return sent, counts
+
+
+def group_share(weights: Sequence[float], inside: Sequence[bool]) -> float:
+    """Return the share of the sum of ``weights`` that belongs to the clients ``inside`` a group; 0 of nothing."""
+    total = sum(weights)
+    return sum(weight for weight, own in zip(weights, inside, strict=True) if own) / total if total else 0.0

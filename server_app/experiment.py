@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid
 
 from server_app.checkpoint import Checkpoint, load_checkpoint
+from server_app.demands import require_labelled
 from server_app.recorder import CHECKPOINT, Recorder
 from server_app.roster import discover
 from server_app.strategies.base import RoundStrategy, Run, State
@@ -42,29 +43,32 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
     recorder = Recorder(folder, config, overrides, session, before.round if before else 0)
     LOG.log(INFO, "results: %s", folder)
     run: Run | None = None
+    strategy: RoundStrategy | None = None
     try:
         device = _prepare_machine(config)
         run = Run(config, discover(grid, config), recorder, session, device, state=state)
+        require_labelled(config, run.roster)
         _warn_of_empty_clients(run)
         if before is not None:
             clients = f"{before.num_clients}, as before: the data would be divided anew"
             require(len(run.roster) == before.num_clients, "federation.num_clients", len(run.roster), clients)
             run.done, run.state_rounds = before.round, dict(before.state_rounds)
             run.client_prototypes = recorder.read_client_prototypes()
-        strategy = build(config.algorithm.server, "algorithm.server")
-        assert isinstance(strategy, RoundStrategy)
-        strategy.bind(run)
+        built = build(config.algorithm.server, "algorithm.server")
+        assert isinstance(built, RoundStrategy)
+        built.bind(run)
+        strategy = built
         left = config.federation.rounds - run.done
         strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=config.federation.round_timeout)
         strategy.checkpoint()
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or ``flwr stop``
-        _finish(recorder, "failed", INTERRUPTED, run)
+        _finish(recorder, "failed", INTERRUPTED, run, strategy)
         raise
     except BaseException as error:
-        _finish(recorder, "failed", str(error) or type(error).__name__, run)
+        _finish(recorder, "failed", str(error) or type(error).__name__, run, strategy)
         raise
     lost = any(row["failures"] for row in recorder.rows)
-    _finish(recorder, "completed with losses" if lost else "completed", None, run)
+    _finish(recorder, "completed with losses" if lost else "completed", None, run, strategy)
     LOG.log(INFO, "results: %s", folder)
 
 
@@ -84,7 +88,7 @@ def results_folder(config: Config, output_dir: str, run_id: int) -> Path:
             raise ValueError(f"output-dir={output_dir!r} is not allowed: an absolute path")
         return folder
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    name = f"{stamp}-{config.name or config.algorithm.name}-seed{config.seed}-{run_id}"
+    name = f"{stamp}-{config.label}-seed{config.seed}-{run_id}"
     return Path.home() / "protofed-results" / name
 
 
@@ -114,15 +118,19 @@ def _warn_of_empty_clients(run: Run) -> None:
         LOG.log(WARNING, "%d of %d clients have no training images and only take part in name", empty, len(run.roster))
 
 
-def _finish(recorder: Recorder, status: str, reason: str | None, run: Run | None) -> None:
+def _finish(
+    recorder: Recorder, status: str, reason: str | None, run: Run | None, strategy: RoundStrategy | None
+) -> None:
     federation = recorder.config.federation
     extra: dict[str, Any] = {
+        "experiment": recorder.config.experiment.name if recorder.config.experiment else None,
         "accuracy_rule": recorder.config.algorithm.inference,
         "accuracy_model": "each client's own",
         "accuracy_averaging": "test samples" if federation.report_sizes else "clients",
         "session": run.session if run else None,
         "clients_without_training": sum(r.train_size == 0 for r in run.roster.reports.values()) if run else None,
     }
+    extra |= strategy.facts() if strategy else {}
     roster = run.roster if run else None
     if roster is not None:
         recorder.write_clients(roster)

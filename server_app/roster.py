@@ -31,6 +31,11 @@ class Roster:
         return next(iter(self.reports.values())).class_names
 
     @property
+    def labelled(self) -> frozenset[int]:
+        """The partitions whose clients have labels."""
+        return frozenset(partition for partition, report in self.reports.items() if report.role == "labelled")
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """The (channels, height, width) that all clients have; ``ValueError`` when there is no such shape."""
         shapes = {report.image_shape: partition for partition, report in self.reports.items()}

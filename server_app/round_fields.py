@@ -13,14 +13,16 @@ from task.messages import EvaluationReport
 class Traffic:
     """What was sent to one client and came back from it in one exchange.
 
-    Bytes are those of Flower's records, parameters what ``task.messages.parameters_in`` counts. A reply that was
-    dropped counts in the bytes only.
+    Bytes are those of Flower's records, parameters what ``task.messages.parameters_in`` counts, and prototypes those of
+    the parameters that belong to prototypes. A reply that was dropped counts in the bytes only.
     """
 
     bytes_down: int = 0
     bytes_up: int = 0
     parameters_down: int = 0
     parameters_up: int = 0
+    prototypes_down: int = 0
+    prototypes_up: int = 0
 
 
 def traffic_fields(train: Mapping[int, Traffic], evaluate: Mapping[int, Traffic]) -> dict[str, Any]:
@@ -36,6 +38,7 @@ def traffic_fields(train: Mapping[int, Traffic], evaluate: Mapping[int, Traffic]
             for way in ("down", "up")
         },
         "parameters": {f"train_{way}": total(train, f"parameters_{way}") for way in ("down", "up")},
+        "prototype_parameters": {f"train_{way}": total(train, f"prototypes_{way}") for way in ("down", "up")},
         "client_traffic": {str(partition): asdict(traffic) for partition, traffic in sorted(train.items())},
     }
 

@@ -1,16 +1,22 @@
 """Averaging of named tensors, as the weight-sharing methods need it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 
-def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+def weighted_mean(
+    states: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    counters: Literal["largest", "heaviest"] = "largest",
+) -> dict[str, Tensor]:
     """Return the weighted mean of state dicts, name by name.
 
     Floating-point tensors (parameters and buffers such as BatchNorm's running statistics) are averaged; integer
-    buffers (its counter of batches) keep their type and take the largest value, since a mean of counts means nothing.
+    buffers (its counter of batches) keep their type, since a mean of counts means nothing. A state of weight 0 is left
+    out altogether: what it holds, infinities included, does not matter.
 
     Parameters
     ----------
@@ -18,6 +24,9 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
         At least one; all with the same names and shapes. Their order does not change the result beyond rounding.
     weights : sequence of float
         One for each state, at least 0; they are normalised to sum 1.
+    counters : str
+        What becomes of integer buffers: ``largest`` takes the largest value, ``heaviest`` that of the (first) state of
+        the largest weight.
 
     Raises
     ------
@@ -29,13 +38,16 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     if not (0 < total < float("inf")) or min(weights) < 0:
         raise ValueError(f"weights {list(weights)} cannot be normalised: finite, at least 0, not all 0")
     shares = torch.tensor([weight / total for weight in weights])
+    kept = shares.nonzero().flatten().tolist()
+    states, shares = [states[index] for index in kept], shares[kept]
+    heaviest = states[shares.tolist().index(shares.max())]
     mean = {}
     for name, first in states[0].items():
         stacked = torch.stack([state[name] for state in states])
         if first.is_floating_point():
             mean[name] = torch.tensordot(shares.to(stacked.dtype), stacked, dims=1)
         else:
-            mean[name] = stacked.amax(dim=0)
+            mean[name] = stacked.amax(dim=0) if counters == "largest" else heaviest[name].clone()
     return mean
 
 

@@ -7,16 +7,17 @@ from task.results import RunResult
 from task.tables import as_csv, as_markdown, show, size
 
 _WAYS = ("up", "down")
+_SHARE = "prototypes up (% of weights)"
 
 
 def markdown_table(groups: Sequence[Group]) -> str:
     """Return the communication of ``groups`` as an aligned Markdown table."""
-    return as_markdown(_rows(groups, [_readable(group) for group in groups], "paper (10^6)"))
+    return as_markdown(_rows(groups, [_readable(group) for group in groups], ("paper (10^6)", _SHARE)))
 
 
 def csv_table(groups: Sequence[Group]) -> str:
     """Return the communication of ``groups`` as CSV: scalars and bytes, also where the paper says millions."""
-    return as_csv(_rows(groups, [_exact(group) for group in groups], "paper_parameters"))
+    return as_csv(_rows(groups, [_exact(group) for group in groups], ("paper_parameters",)))
 
 
 FORMATS = {"markdown": markdown_table, "csv": csv_table}
@@ -32,6 +33,8 @@ def remarks(groups: Sequence[Group]) -> Iterator[str]:
         "parameters: scalars of the weights and prototypes sent, which the papers count and call MB (1 MB = 10^6 "
         "parameters); class ids, counts and BatchNorm statistics are none"
     )
+    if any(_group_means(group)["prototype_share"] is not None for group in groups):
+        yield f"{_SHARE}: what prototypes add to the parameters of the models that go up"
     yield "bytes: what Flower's records of the same messages hold, everything in them; 1 kB = 1,000 bytes"
     yield "evaluation: bytes of testing, up and down; a client: its mean in a round of training, up and down"
     runs = [run for group in groups for run in group.runs]
@@ -47,7 +50,9 @@ def means(run: RunResult) -> dict[str, float | None]:
     """Return the means over the rounds of ``run`` after the first; None where no round tells.
 
     By name: ``parameters_up``, ``parameters_down``, ``bytes_up``, ``bytes_down`` of all clients together,
-    ``client_parameters_up`` and so on of the mean client of a round, and ``evaluation_up``, ``evaluation_down``.
+    ``client_parameters_up`` and so on of the mean client of a round, ``prototype_parameters_up`` and
+    ``prototype_parameters_down`` for those of the parameters that belong to prototypes, and ``evaluation_up``,
+    ``evaluation_down``.
     """
     rounds = [entry for entry in run.rounds if entry["round"] > 1] or run.rounds
 
@@ -59,6 +64,8 @@ def means(run: RunResult) -> dict[str, float | None]:
         return Statistic.of(Statistic.of(client.get(name) for client in each).mean for each in clients).mean
 
     found = {f"evaluation_{way}": mean("bytes", f"evaluate_{way}") for way in _WAYS}
+    for way in _WAYS:
+        found[f"prototype_parameters_{way}"] = mean("prototype_parameters", f"train_{way}")
     for kind in ("parameters", "bytes"):
         for way in _WAYS:
             found[f"{kind}_{way}"] = mean(kind, f"train_{way}")
@@ -66,31 +73,42 @@ def means(run: RunResult) -> dict[str, float | None]:
     return found
 
 
-def _rows(groups: Sequence[Group], numbers: Sequence[dict[str, str]], paper: str) -> list[dict[str, str]]:
-    """Return identity and numbers of each group, without the column ``paper`` where no paper has a number."""
+def _rows(
+    groups: Sequence[Group], numbers: Sequence[dict[str, str]], optional: tuple[str, ...]
+) -> list[dict[str, str]]:
+    """Return identity and numbers of each group, without those ``optional`` columns in which there is no number."""
+    empty = {key for key in optional if all(row[key] in ("-", "") for row in numbers)}
     rows = [who | what for who, what in zip(identities(groups), numbers, strict=True)]
-    known = any(group.paper_communication is not None for group in groups)
-    return [{key: text for key, text in row.items() if known or key != paper} for row in rows]
+    return [{key: text for key, text in row.items() if key not in empty} for row in rows]
 
 
 def _group_means(group: Group) -> dict[str, float | None]:
-    """Return the means of the group's runs, and of each pair of directions also the sum."""
+    """Return the means of the group's runs, of each pair of directions also the sum, and what prototypes add.
+
+    ``prototype_share`` is their part of what goes up, divided by the rest; None where only one of both is sent.
+    """
     each = [means(run) for run in group.runs]
     found = {name: Statistic.of(run[name] for run in each).mean for name in each[0]}
     for kind in ("parameters", "evaluation", "client_parameters", "client_bytes"):
         up, down = (found[f"{kind}_{way}"] for way in _WAYS)
         found[kind] = None if up is None or down is None else up + down
+    prototypes, every = found["prototype_parameters_up"], found["parameters_up"]
+    found["prototype_share"] = None
+    if prototypes is not None and every is not None and 0 < prototypes < every:
+        found["prototype_share"] = prototypes / (every - prototypes)
     return found
 
 
 def _readable(group: Group) -> dict[str, str]:
     found = _group_means(group)
+    share = found["prototype_share"]
     return {
         "n": str(len(group.runs)),
         "parameters up": show(found["parameters_up"], "{:,.0f}"),
         "parameters down": show(found["parameters_down"], "{:,.0f}"),
         "up + down": show(found["parameters"], "{:,.0f}"),
         "paper (10^6)": show(group.paper_communication),
+        _SHARE: show(share if share is None else 100 * share, "{:.4g}"),
         "bytes up": size(found["bytes_up"]),
         "bytes down": size(found["bytes_down"]),
         "evaluation": size(found["evaluation"]),
@@ -103,6 +121,6 @@ def _exact(group: Group) -> dict[str, str]:
     paper = group.paper_communication
     found = _group_means(group) | {"paper_parameters": None if paper is None else 1e6 * paper}
     names = ["parameters_up", "parameters_down", "parameters", "paper_parameters", "bytes_up", "bytes_down"]
-    names += ["evaluation_up", "evaluation_down"]
+    names += ["evaluation_up", "evaluation_down", *(f"prototype_parameters_{way}" for way in _WAYS)]
     names += [f"client_{kind}_{way}" for kind in ("parameters", "bytes") for way in _WAYS]
     return {"n": str(len(group.runs))} | {name: show(found[name], "{:.1f}", missing="") for name in names}

@@ -3,6 +3,7 @@
 This file and ``task/launch.py`` are the only ones that know Hydra.
 """
 
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -20,11 +21,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from task.schema import Config
+from task.schema import Config, require_choice
 
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
-NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir"}
+NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir", "role"}
+ROLES = ("labelled", "unlabelled")
 OWN_PACKAGES = ("task", "server_app", "client_app")
+SWEEP = "sweep="
 
 
 @lru_cache(maxsize=8)
@@ -46,7 +49,7 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     ValueError
         One line for an unknown key (with the nearest known ones), a wrong type or a value out of range.
     """
-    words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    words = without_plus(shlex.split(overrides) if isinstance(overrides, str) else overrides)
     try:
         composed = _compose(words)
         merged = OmegaConf.merge(OmegaConf.structured(Config), composed)
@@ -54,8 +57,17 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_one_line(error, words)) from error
     assert isinstance(config, Config)
+    sweep = next((word for word in words if word.startswith(SWEEP)), None)
+    if sweep:
+        raise ValueError(f"{sweep} is not allowed here: it is many runs, and only the command `protofed` starts them")
     _check_targets(config)
+    _put_stand_in(config)
     return config
+
+
+def without_plus(words: Sequence[str]) -> list[str]:
+    """Return Hydra overrides in which ``+debug=smoke`` has become ``debug=smoke``; Hydra itself refuses the plus."""
+    return [re.sub(r"^\+(?=(experiment|sweep|debug)=)", "", word) for word in words]
 
 
 def to_yaml(config: Config) -> str:
@@ -90,13 +102,17 @@ def build(node: Mapping[str, Any], where: str = "", **runtime: Any) -> Any:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Facts of one machine. ``partition`` counts from 0 to ``num_partitions - 1``; null means the run's own."""
+    """Facts of one machine. ``partition`` counts from 0 to ``num_partitions - 1``; null means the run's own.
+
+    ``role`` says whether the node's images have labels: ``labelled`` or ``unlabelled``; null leaves it to ``labels``.
+    """
 
     partition: int
     num_partitions: int
     device: str | None = None
     state_dir: Path | None = None
     cache_dir: Path | None = None
+    role: str | None = None
 
 
 def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
@@ -123,13 +139,35 @@ def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
     device = node_config.get("device")
     if device not in (None, "auto", "cpu", "cuda"):
         raise ValueError(f"node-config device={device!r} is not allowed: one of auto, cpu, cuda")
+    role = node_config.get("role")
+    if role is not None:
+        require_choice("node-config role", str(role), ROLES)
     folders = {}
     for key in ("state-dir", "cache-dir"):
         path = Path(str(node_config[key])).expanduser() if key in node_config else None
         if path is not None and not path.is_absolute():
             raise ValueError(f"node-config {key}={str(path)!r} is not allowed: an absolute path")
         folders[key] = path
-    return NodeSettings(partition, total, device, folders["state-dir"], folders["cache-dir"])
+    named = None if role is None else str(role)
+    return NodeSettings(partition, total, device, folders["state-dir"], folders["cache-dir"], named)
+
+
+def has_labels(config: Config, node: NodeSettings) -> bool:
+    """Tell whether a client's images have labels for its training: by its node's role, or as ``labels`` has it.
+
+    Raises
+    ------
+    ValueError
+        The method reveals labels (``algorithm.unlabelled=revealed``) and the node says that it has none.
+    """
+    if config.algorithm.unlabelled == "revealed":
+        if node.role == "unlabelled":
+            allowed = f"not with node-config role=unlabelled (client {node.partition}): there is nothing to reveal"
+            raise ValueError(f"algorithm.unlabelled='revealed' is not allowed: {allowed}")
+        return True
+    if node.role is not None:
+        return node.role == "labelled"
+    return node.partition < config.labels.labelled_clients(node.num_partitions)
 
 
 def _compose(words: list[str]) -> DictConfig:
@@ -148,6 +186,17 @@ def _check_targets(config: Config) -> None:
         _bind(config.model.auxiliary, "model.auxiliary", frozenset({"image_shape"}))
     build(config.algorithm.client, "algorithm.client")
     build(config.algorithm.server, "algorithm.server").check(config)
+
+
+def _put_stand_in(config: Config) -> None:
+    """Put the stand-in of the source in its place, if the settings ask for one and the source has one."""
+    data, source = config.data, build(config.data.source, "data.source")
+    if data.stand_in and (stand_in := source.stand_in()) is not source:
+        target = f"{type(stand_in).__module__}.{type(stand_in).__qualname__}"
+        data.name, data.source = f"{data.name} (stand-in)", {"_target_": target, **dataclasses.asdict(stand_in)}
+        if config.experiment is not None:  # a paper's numbers do not belong beside those of noise
+            experiment = config.experiment
+            experiment.accuracy, experiment.communication, experiment.note = {}, {}, ""
 
 
 def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -235,9 +284,8 @@ def _one_line(error: Exception, words: list[str]) -> str:
         return f"unknown setting {key!r}{_nearest(key, known)}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     place = re.search(r"full_key: (\S+)", text)
-    kept_lines = [line for line in lines if not line.startswith(("full_key:", "reference_type=", "object_type="))]
-    kept_lines = [line for line in kept_lines if not line.startswith(("Config search path", "set env variable"))]
-    line = " ".join(kept_lines)
+    noise = ("full_key:", "reference_type=", "object_type=", "Config search path", "provider=", "set env variable")
+    line = " ".join(line for line in lines if not line.startswith(noise))
     return f"{place.group(1)}: {line}" if place and place.group(1) not in line else line
 
 

@@ -38,7 +38,7 @@ class Job:
     @property
     def title(self) -> str:
         """The job in a few words."""
-        return f"{self.config.name or self.config.algorithm.name} seed {self.config.seed}"
+        return f"{self.config.label} seed {self.config.seed}"
 
     @property
     def num_clients(self) -> int:
@@ -156,7 +156,7 @@ def write_failure(folder: Path, job: Job, reason: str, rounds_done: int) -> None
 
 def _new_folder(parent: Path, job: Job) -> Path:
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    stem = f"{now}-{job.config.name or job.config.algorithm.name}-seed{job.config.seed}"
+    stem = f"{now}-{job.config.label}-seed{job.config.seed}"
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:

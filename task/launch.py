@@ -3,20 +3,20 @@
 Exit status: 0 completed, 1 failed, 2 refused before the start, 3 completed with losses, 130 interrupted.
 """
 
+import itertools
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -24,8 +24,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from task.comparison import group_runs
-from task.config import CONF_DIR, load
+from task.config import CONF_DIR, SWEEP, load, without_plus
 from task.jobs import Job, absolute, cpu_cores, create_folder, is_source_path, plan, quoted, write_failure
+from task.processes import signals_ignored, signals_interrupt
 from task.progress import Progress, last_error
 from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED, read_summary
 from task.results import read_run
@@ -37,15 +38,16 @@ NOT_STARTED = "not started"
 EXIT_CODES = {COMPLETED: 0, COMPLETED_WITH_LOSSES: 3, FAILED: 1, INTERRUPTED: 130, NOT_STARTED: 1}
 REFUSED = 2
 POLL = 0.2  # seconds between two looks at a run
+MANY = 20  # jobs whose check is worth a word, since it takes seconds
 # Hydra only takes the command line apart here: it makes no folder, no log and no file.
 _QUIET_HYDRA = (
     "hydra.run.dir=.",
     "hydra.output_subdir=null",
-    "hydra.sweep.subdir=.",
     "hydra.job.chdir=false",
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
+_MULTIRUN = ("-m", "--multirun")
 _SHOWS_ONLY = frozenset(
     ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 )
@@ -66,6 +68,8 @@ def main() -> None:
     here = Path.cwd()
     try:
         commands = [[absolute_word(word, here) for word in words] for words in expand(sys.argv[1:])]
+        if len(commands) > MANY:
+            print(f"checking {len(commands)} jobs before the first one", flush=True)
         jobs = [plan(words, here, cpu_cores()) for words in commands]
     except ValueError as error:
         print(f"protofed: {error}", file=sys.stderr)
@@ -82,26 +86,47 @@ def expand(arguments: Sequence[str]) -> list[list[str]]:
         One line for what Hydra does not accept.
     """
     jobs: list[list[str]] = []
-    arguments = [_home_in_quotes(word) for word in arguments]
+    arguments = [_home_in_quotes(word) for word in without_plus(arguments)]
+    words = [word for word in arguments if word not in _MULTIRUN]
+    shows_only = any(word.split("=")[0] in _SHOWS_ONLY for word in words)
+    asks_for_many = words != arguments or any(word.startswith(SWEEP) for word in words)
 
     def collect(_: DictConfig) -> None:
         jobs.append(list(HydraConfig.get().overrides.task))
 
-    shows_only = any(word.split("=")[0] in _SHOWS_ONLY for word in arguments)
-    with tempfile.TemporaryDirectory() as sweep:
-        extra = [] if shows_only else [*_QUIET_HYDRA, f"hydra.sweep.dir={sweep}"]
-        with _as_command_line([*arguments, *extra]):
-            try:
-                hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(collect)()
-            except (HydraException, OmegaConfBaseException) as error:
-                raise ValueError(_better_message(error, arguments)) from error
+    try:
+        if asks_for_many and not shows_only:
+            return _combinations(words)
+        with _as_command_line([*arguments, *([] if shows_only else _QUIET_HYDRA)]):
+            hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(collect)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_better_message(error, words)) from error
     return jobs
+
+
+def _combinations(words: Sequence[str]) -> list[list[str]]:
+    """Return every combination of the values in ``words``, which win over those of a file of ``conf/sweep/``.
+
+    As Hydra's own sweeper does it, but that composes every job twice, which takes a minute for a hundred.
+    """
+    files = [word for word in words if word.startswith(SWEEP)]
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        params = compose("config", files, return_hydra_config=True).hydra.sweeper.params or {}
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        rest = [word for word in words if word not in files]
+        choices: dict[str, list[str]] = {}
+        for each in parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *rest]):
+            key = each.get_key_element()
+            many = each.is_sweep_override()
+            values = each.sweep_string_iterator() if many else [each.get_value_element_as_str()]
+            choices[key] = [f"{key}={value}" for value in values]
+    return [list(job) for job in itertools.product(*choices.values())]
 
 
 def run_all(jobs: Sequence[Job], here: Path) -> int:
     """Run ``jobs`` one after the other below one SuperLink, report them, and return the exit status."""
     outcomes: list[Outcome] = []
-    with _signals_interrupt():
+    with signals_interrupt():
         try:
             with LocalSuperLink() as link:
                 for number, job in enumerate(jobs, 1):
@@ -137,7 +162,7 @@ def run_one(job: Job, link: LocalSuperLink, here: Path) -> Outcome:
         _watch(link.submit(run_config, job.federation_config(cpu_cores()), log), progress)
     except KeyboardInterrupt:
         interrupted = True
-        with _signals_ignored():
+        with signals_ignored():
             print("interrupted: stopping the run", flush=True)
             link.stop_run(log)
             link.close()  # now, so that no more rounds are written than the summary will count
@@ -232,11 +257,11 @@ def _home_in_quotes(word: str) -> str:
 
 def _better_message(error: Exception, arguments: Sequence[str]) -> str:
     """Return the message of Hydra's ``error`` in one line, with the nearest known settings where we can."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).split(" Config search path")[0]
     if "Ambiguous value" in text:
         return text
     try:
-        load([word for word in arguments if not word.startswith("-")])
+        load([word for word in arguments if not word.startswith(("-", SWEEP))])
     except ValueError as ours:
         return str(ours)
     return text
@@ -264,33 +289,3 @@ def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Let every signal that asks for an end raise ``KeyboardInterrupt``, like Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handling(interrupt):
-        yield
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Let nothing break the cleaning up, which takes a limited time."""
-    with _handling(signal.SIG_IGN):
-        yield
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -22,6 +22,15 @@ class PrototypeSet:
     vectors: Tensor
     counts: Tensor | None = None
 
+    @classmethod
+    def of(cls, means_CK: Tensor, counts_C: Tensor, *, share_counts: bool) -> "PrototypeSet | None":
+        """Return the prototypes of the classes with samples, on the CPU; None where no class has any."""
+        means_CK, counts_C = means_CK.cpu(), counts_C.cpu()
+        ids = counts_C.nonzero().flatten()
+        if not len(ids):
+            return None
+        return cls(ids, means_CK[ids].contiguous(), counts_C[ids] if share_counts else None)
+
     def dense(self, num_classes: int) -> tuple[Tensor, Tensor]:
         """Return ``(C, K)`` vectors, zero where a class has none, and the ``(C,)`` bool mask of those that do."""
         vectors_CK = self.vectors.new_zeros(num_classes, self.vectors.shape[1])
@@ -87,7 +96,8 @@ class NodeReport:
     """Facts of one client, asked once before round 1. Sizes are None when the client keeps them to itself.
 
     ``class_names`` has C entries, as does ``class_counts`` (training and test samples together). ``image_shape`` is
-    (channels, height, width); a server that trains no model of its own never asks for it.
+    (channels, height, width); a server that trains no model of its own never asks for it. ``role`` is ``labelled`` or
+    ``unlabelled``; a client without labels has no classes to report.
     """
 
     partition: int
@@ -102,6 +112,7 @@ class NodeReport:
     test_size: int | None = None
     class_counts: tuple[int, ...] | None = None
     image_shape: tuple[int, ...] = ()
+    role: str = "labelled"
 
 
 @dataclass(frozen=True)
@@ -114,14 +125,18 @@ class Expected:
     feature_dim: int
 
 
+def prototype_parameters_in(message: Shared | Upload) -> int:
+    """Return how many of a message's parameters are scalars of prototype vectors."""
+    return message.prototypes.vectors.numel() if message.prototypes is not None else 0
+
+
 def parameters_in(message: Shared | Upload) -> int:
     """Return how many parameters a message shares: what the papers count, and call MB where it is millions.
 
     These are the scalars of the prototype vectors and of the floating-point weights. Whole numbers (class ids, counts)
     and BatchNorm's running statistics are none; they only count in the bytes.
     """
-    vectors = message.prototypes.vectors.numel() if message.prototypes is not None else 0
-    return vectors + sum(
+    return prototype_parameters_in(message) + sum(
         tensor.numel()
         for name, tensor in (message.weights or {}).items()
         if tensor.is_floating_point() and not name.endswith(NO_PARAMETERS)

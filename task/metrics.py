@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.models.split import SplitModel
-from task.prototypes import class_sums, nearest_prototype
+from task.prototypes import means_over, nearest_prototype
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,7 @@ def class_averages(
         Float32 ``(C, width)`` means (zero where a class has no sample) and int64 ``(C,)`` counts, on the device.
     """
     model.eval()
-    sums, counts = torch.zeros(num_classes, width), torch.zeros(num_classes, dtype=torch.int64)
-    for images, labels in batches:
-        batch_sums, batch_counts = class_sums(vectors_of(images).float(), labels, num_classes)
-        sums, counts = sums.to(batch_sums.device) + batch_sums, counts.to(batch_counts.device) + batch_counts
-    return sums / counts.clamp(min=1).unsqueeze(1), counts
+    return means_over(((vectors_of(images), labels) for images, labels in batches), num_classes, width)
 
 
 def feature_width(model: SplitModel) -> int:

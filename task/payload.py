@@ -125,6 +125,7 @@ def encode_node_report(report: NodeReport) -> RecordDict:
         "device": report.device,
         "class-ids": list(report.class_ids),
         "image-shape": list(report.image_shape),
+        "role": report.role,
     }
     for key, value in (("train-size", report.train_size), ("test-size", report.test_size)):
         if value is not None:
@@ -148,6 +149,9 @@ def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
     class_ids = _numbers(header, "class-ids", who)
     if any(not 0 <= class_id < num_classes for class_id in class_ids):
         raise ValueError(f"{who} sent class-ids {class_ids[:5]}...: they must be in 0..{num_classes - 1}")
+    role = _typed(header, "role", who, str)
+    if role not in ("labelled", "unlabelled"):
+        raise ValueError(f"{who} sent role={role!r}: labelled or unlabelled is needed")
     return NodeReport(
         partition=_whole(header, "partition", who, 0),
         num_partitions=_whole(header, "num-partitions", who, 1),
@@ -161,6 +165,7 @@ def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
         test_size=_whole(header, "test-size", who, 0) if "test-size" in header else None,
         class_counts=counts,
         image_shape=_numbers(header, "image-shape", who),
+        role=role,
     )
 
 

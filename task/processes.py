@@ -1,7 +1,7 @@
 """Ends the processes of a run, also when the launcher itself was killed. Also a program: the guard.
 
 The guard waits until its standard input ends, which happens when the launcher is gone for whatever reason, and
-then does the cleaning up that the launcher could not do.
+then does the cleaning up that the launcher could not do. Also the signals that ask the launcher itself to end.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 PATIENCE = 10.0  # seconds that processes get to end by themselves
 Process = tuple[int, str]
@@ -97,6 +98,36 @@ def _send(number: signal.Signals, processes: Iterable[Process]) -> None:
     for pid, _ in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let every signal that asks for an end raise ``KeyboardInterrupt``, like Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handling(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def signals_ignored() -> Iterator[None]:
+    """Let nothing break the cleaning up, which takes a limited time."""
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Prototypes: class means of features, centroids of what clients sent, distances, nearest prototype."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,28 @@ def class_means(feats_BK: Tensor, labels_B: Tensor, num_classes: int) -> tuple[T
     """
     sums_CK, counts_C = class_sums(feats_BK, labels_B, num_classes)
     return sums_CK / counts_C.clamp(min=1).unsqueeze(1), counts_C > 0
+
+
+def means_over(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the mean vector of each class over many batches, and how many samples each has.
+
+    Parameters
+    ----------
+    batches : iterable of (Tensor, Tensor)
+        ``(n, K)`` vectors and ``(n,)`` int64 classes; n may be 0 and differ from batch to batch.
+    num_classes, width : int
+        C and K.
+
+    Returns
+    -------
+    tuple of Tensor
+        Float32 ``(C, K)`` means (zero where a class has no sample) and int64 ``(C,)`` counts, on the device.
+    """
+    sums_CK, counts_C = torch.zeros(num_classes, width), torch.zeros(num_classes, dtype=torch.int64)
+    for vectors_BK, classes_B in batches:
+        batch_CK, batch_C = class_sums(vectors_BK.float(), classes_B, num_classes)
+        sums_CK, counts_C = sums_CK.to(batch_CK.device) + batch_CK, counts_C.to(batch_C.device) + batch_C
+    return sums_CK / counts_C.clamp(min=1).unsqueeze(1), counts_C
 
 
 def nearest_prototype(feats_BK: Tensor, protos_CK: Tensor, known_C: Tensor | None = None) -> Tensor:

@@ -66,13 +66,14 @@ class Experiment:
     """The paper's experiment that a run repeats, with the paper's numbers by name of the algorithm.
 
     ``accuracy`` is the mean in percent and its standard deviation, None where the paper has none; ``communication``
-    is in millions of parameters a round, all clients together, up and down.
+    is in millions of parameters a round, all clients together, up and down. ``note`` says what the accuracies are.
     """
 
     name: str
     source: str
     accuracy: Mapping[str, tuple[float, float | None]]
     communication: Mapping[str, float]
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def _accuracy(value: Any, path: Path, where: str) -> float | None:
 def _check_traffic(entry: Mapping[str, Any], path: Path, where: str) -> None:
     """Check what a round counted; earlier versions counted less."""
     clients = entry.get("client_traffic", {})
-    counted = {"bytes": entry.get("bytes", {}), "parameters": entry.get("parameters", {})}
+    counted = {key: entry.get(key, {}) for key in ("bytes", "parameters", "prototype_parameters")}
     counted |= clients if isinstance(clients, Mapping) else {"client_traffic": clients}
     for key, counts in counted.items():
         if not isinstance(counts, Mapping) or any(type(count) is not int or count < 0 for count in counts.values()):
@@ -176,6 +177,7 @@ def read_experiment(config: Mapping[str, Any], path: Path) -> Experiment | None:
                 for name, (mean, std) in (node.get("accuracy") or {}).items()
             },
             communication={str(name): float(value) for name, value in (node.get("communication") or {}).items()},
+            note=str(node.get("note") or ""),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _bad(path, f"experiment is malformed: {error!r}") from error

@@ -23,8 +23,10 @@ FREE_KEYS = (
     "federation.min_replies",
     "federation.state_dir",
     "data.cache_dir",
+    "experiment",
 )
-"""Settings that may differ: they change how a run is executed, or how long it is. Every other must stay as it was."""
+"""Settings that may differ: they change how a run is executed, how long it is, or what others report of the same.
+Every other must stay as it was."""
 
 
 def check_unchanged(config: Config, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The settings of a run as dataclasses: types, defaults and allowed ranges. ``conf/`` fills them in."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,24 +27,63 @@ class AlgorithmConfig:
     """A method: its server half, its client half, and the rule by which its accuracy is reported.
 
     ``inference`` is ``prototype`` (nearest global prototype) or ``head`` (the client's own classifier).
+    ``evaluation`` says on what: ``clients`` (each client's test split), or ``server`` (the source's own test split,
+    with the global model). ``unlabelled`` says what becomes of clients without labels: ``refused`` (the method needs
+    labels everywhere), ``trained``, ``left_out`` (never sampled), or ``revealed`` (in a simulation they get theirs).
     """
 
     name: str
     inference: str
     server: Node
     client: Node
+    evaluation: str = "clients"
+    unlabelled: str = "refused"
 
     def __post_init__(self) -> None:
         require_choice("algorithm.inference", self.inference, ("head", "prototype"))
+        require_choice("algorithm.evaluation", self.evaluation, ("clients", "server"))
+        choices = ("refused", "trained", "left_out", "revealed")
+        require_choice("algorithm.unlabelled", self.unlabelled, choices)
+
+
+@dataclass
+class LabelsConfig:
+    """Whose images have labels: all clients', or those of the first n clients of a run.
+
+    n is ``count``, or where that is null the ``share`` of the clients, rounded down but at least 1; where both are
+    null, everybody has labels. A deployed node may say otherwise for itself (node-config ``role``).
+    """
+
+    name: str = "all"
+    count: int | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            require(self.count >= 1, "labels.count", self.count, "at least 1: without any label nothing can be learnt")
+        if self.share is not None:
+            require(0 < self.share <= 1, "labels.share", self.share, "above 0, at most 1")
+
+    def labelled_clients(self, num_clients: int) -> int:
+        """Return n, the number of clients with labels among ``num_clients``."""
+        if self.count is not None:
+            return self.count
+        if self.share is not None:
+            return max(1, math.floor(self.share * num_clients + 1e-9))
+        return num_clients
 
 
 @dataclass
 class DataConfig:
-    """Where the images come from, and the folder in which they are prepared once (null: the user's cache)."""
+    """Where the images come from, and the folder in which they are prepared once (null: the user's cache).
+
+    With ``stand_in`` a source that must be downloaded gives way to noise of its shape, and ``name`` then says so.
+    """
 
     name: str
     source: Node
     cache_dir: str | None = field(default=None, metadata={"path": True})
+    stand_in: bool = False
 
 
 @dataclass
@@ -81,7 +121,8 @@ class TrainConfig:
     """Local training: plain SGD with a new optimiser every round, and how it runs on the machine.
 
     ``lr_schedule`` is ``constant``, or ``linear``: the rate falls to 0 within each round's local training, so that
-    the last few batches do not decide with which model a round ends.
+    the last few batches do not decide with which model a round ends. ``clip`` is the largest norm of the gradient of a
+    model in one step, where the method has no such setting of its own; null leaves gradients as they are.
     ``threads`` is the number of CPU threads of a client: one, because several clients train side by side.
     """
 
@@ -91,6 +132,7 @@ class TrainConfig:
     lr_schedule: str = "constant"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip: float | None = None
     shuffle: bool = True
     drop_last: bool = False
     eval_batch_size: int = 256
@@ -106,6 +148,8 @@ class TrainConfig:
         require(0 < self.lr < float("inf"), "train.lr", self.lr, "a finite number above 0")
         require(0 <= self.momentum < 1, "train.momentum", self.momentum, "from 0 to below 1")
         require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "at least 0")
+        if self.clip is not None:
+            require(0 < self.clip < float("inf"), "train.clip", self.clip, "null, or a finite number above 0")
         require(self.threads >= 1, "train.threads", self.threads, "at least 1")
         require_choice("train.lr_schedule", self.lr_schedule, ("constant", "linear"))
         require_choice("train.device", self.device, ("auto", "cpu", "cuda"))
@@ -160,9 +204,43 @@ class FederationConfig:
         require_choice("federation.state", self.state, ("disk", "context"))
         require_choice("federation.server_device", self.server_device, ("auto", "cpu", "cuda"))
         if self.num_clients is not None:
-            sampled = max(1, int(self.participation * self.num_clients + 1e-9))
+            sampled = self.clients_a_round(self.num_clients)
             allowed = f"at most {sampled}, the clients of a round"
             require(self.min_replies <= sampled, "federation.min_replies", self.min_replies, allowed)
+
+    def clients_a_round(self, num_clients: int) -> int:
+        """Return how many of ``num_clients`` train in a round: their share, rounded down, but at least 1."""
+        return max(1, math.floor(self.participation * num_clients + 1e-9))
+
+    def evaluates(self, number: int) -> bool:
+        """Tell whether round ``number`` ends with an evaluation."""
+        return number % self.evaluate_every == 0 or number == self.rounds
+
+
+@dataclass
+class ExperimentConfig:
+    """The published experiment that a run repeats, and what its authors report; it changes nothing in the run.
+
+    ``accuracy`` maps algorithms to mean and standard deviation in percent (null where none is printed),
+    ``communication`` to millions of parameters a round, all clients together; ``note`` says what the accuracies are.
+    """
+
+    name: str
+    source: str
+    accuracy: dict[str, list[Any]] = field(default_factory=dict)
+    communication: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
+        require(plain, "experiment.name", self.name, "letters, digits, '-', '_' and '.' only")
+        for algorithm, value in self.accuracy.items():
+            numbers = [number for number in value if type(number) in (int, float) and 0 <= number <= 100]
+            good = len(value) == 2 and (len(numbers) == 2 or (len(numbers) == 1 and value[1] is None))
+            require(good, f"experiment.accuracy.{algorithm}", value, "[mean, std or null] in percent")
+        for algorithm, millions in self.communication.items():
+            good = 0 <= millions < float("inf")
+            require(good, f"experiment.communication.{algorithm}", millions, "millions of parameters, at least 0")
 
 
 @dataclass
@@ -172,9 +250,11 @@ class Config:
     algorithm: AlgorithmConfig
     data: DataConfig
     partition: Node
+    labels: LabelsConfig
     model: ModelConfig
     train: TrainConfig
     federation: FederationConfig
+    experiment: ExperimentConfig | None = None
     seed: int = 0
     name: str | None = None
     resume: str | None = field(default=None, metadata={"path": True})
@@ -189,8 +269,17 @@ class Config:
         most, clients = self.partition.get("max_samples"), self.federation.num_clients
         enough = not isinstance(most, int) or clients is None or most >= clients
         require(enough, "partition.max_samples", most, f"at least federation.num_clients={clients}")
+        n = self.labels.count
+        fits = n is None or clients is None or n <= clients
+        require(fits, "labels.count", n, f"at most federation.num_clients={clients}")
         keeps_state = self.federation.state == "disk" or self.resume is None
         require(keeps_state, "resume", self.resume, "only with federation.state=disk")
+
+    @property
+    def label(self) -> str:
+        """What names the results folder: ``name``, or the experiment, if it is one, and the algorithm."""
+        algorithm = self.algorithm.name
+        return self.name or (f"{self.experiment.name}-{algorithm}" if self.experiment else algorithm)
 
 
 def declared_paths(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

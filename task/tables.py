@@ -66,10 +66,13 @@ FORMATS = {"markdown": markdown_table, "csv": csv_table}
 def remarks(groups: Sequence[Group]) -> Iterator[str]:
     """Say in words what the comparison counts."""
     yield "±: the sample standard deviation over n seeds"
-    sources = {g.experiment.source: None for g in groups if g.experiment and g.paper_accuracy is not None}
-    if sources:
-        what = "the mean of the best round over three trials ± the standard deviation, in percent"
-        yield f"paper: {'; '.join(sources)}: {what}"
+    known: dict[tuple[str, str], None] = {}
+    for group in groups:
+        experiment = group.experiment
+        if experiment and (group.paper_accuracy is not None or (experiment.note and not experiment.accuracy)):
+            known[experiment.source, experiment.note or "in percent"] = None
+    for source, note in known:
+        yield f"paper: {source}: {note}"
 
 
 def client_table(run: RunResult) -> str:

@@ -1,7 +1,7 @@
 """A whole federation in one process: a grid that hands messages straight to the client app."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -18,11 +18,16 @@ class FakeGrid(Grid):
     """Nodes with random ids, as in a simulation; each reply passes through ``spoil(reply, partition, round)``.
 
     ``shuffle`` hands replies back in a random order. ``spoil`` may raise (the client fails), change the reply, or
-    return None (no reply).
+    return None (no reply). ``roles`` is what nodes say of themselves in their node-config, by partition.
     """
 
     def __init__(
-        self, num_nodes: int, run_config: dict[str, Any], spoil: Spoil | None = None, shuffle: int = 0
+        self,
+        num_nodes: int,
+        run_config: dict[str, Any],
+        spoil: Spoil | None = None,
+        shuffle: int = 0,
+        roles: Mapping[int, str] | None = None,
     ) -> None:
         rng = random.Random()
         ids = rng.sample(range(2**40), num_nodes)
@@ -36,6 +41,9 @@ class FakeGrid(Grid):
             )
             for partition, node in enumerate(ids)
         }
+        for partition, node in enumerate(ids):
+            if roles and partition in roles:
+                self.contexts[node].node_config["role"] = roles[partition]
         self.spoil, self.order = spoil, random.Random(shuffle) if shuffle else None
         self.sent: list[Message] = []
         self.replies: list[Message] = []

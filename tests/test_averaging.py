@@ -17,6 +17,21 @@ def test_floats_are_averaged_and_counters_kept() -> None:
     assert int(mean["num_batches_tracked"]) == 9
 
 
+def test_counters_can_come_from_the_heaviest_state() -> None:
+    states = [state(1.0, 9), state(5.0, 4), state(9.0, 7)]
+    mean = weighted_mean(states, [1, 3, 2], counters="heaviest")["num_batches_tracked"]
+    assert mean.dtype == torch.int64
+    assert int(mean) == 4
+    assert int(weighted_mean(states, [3, 0, 3], counters="heaviest")["num_batches_tracked"]) == 9
+
+
+@pytest.mark.parametrize("held", [float("inf"), float("nan")])
+def test_a_state_of_weight_zero_is_left_out_whatever_it_holds(held: float) -> None:
+    mean = weighted_mean([state(held, 99), state(2.0, 3), state(4.0, 5)], [0, 3, 1])
+    assert mean["weight"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
+    assert int(mean["num_batches_tracked"]) == 5
+
+
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(0.01, 100)), min_size=1, max_size=6), st.randoms())
 @settings(max_examples=40, deadline=None)
 def test_order_and_scale_of_the_weights_do_not_matter(pairs, rng) -> None:  # type: ignore[no-untyped-def]

@@ -17,11 +17,12 @@ from flwr.app import Array, Message
 
 from task import communication
 from task.config import load
-from task.messages import PrototypeSet, Shared, Upload, parameters_in
+from task.messages import PrototypeSet, Shared, Upload, parameters_in, prototype_parameters_in
 from task.models.assign import build_auxiliary
 from task.models.heads import build_head
 from task.models.split import parameter_count
 from task.payload import nbytes
+from task.report import main
 from task.results import read_run
 from task.schema import Config
 from tests.fake_grid import FakeGrid, run_federation
@@ -76,12 +77,12 @@ def held_classes(folder: Path) -> int:
     return sum(map(len, held))
 
 
-def scalars(messages: list[Message]) -> int:
+def scalars(messages: list[Message], records: tuple[str, ...] = ("weights", "prototypes")) -> int:
     """Count the numbers of floating point in the arrays of messages, without BatchNorm's statistics."""
     arrays = [
         (name, array)
         for message in messages
-        for record in ("weights", "prototypes")
+        for record in records
         for name, array in message.content.get(record, {}).items()
     ]
     return sum(
@@ -129,6 +130,7 @@ def check_wire(grid: FakeGrid, row: dict[str, Any]) -> None:
         ]
         assert len(trained) == len(traffic)
         assert row["parameters"][f"train_{way}"] == scalars(trained)
+        assert row["prototype_parameters"][f"train_{way}"] == scalars(trained, ("prototypes",))
         assert row["bytes"][f"train_{way}"] == sum(nbytes(message.content) for message in trained)
         # Of one client: its node is that of the message.
         nodes = {context.node_id: str(context.node_config["partition-id"]) for context in grid.contexts.values()}
@@ -136,6 +138,7 @@ def check_wire(grid: FakeGrid, row: dict[str, Any]) -> None:
             metadata = message.metadata
             client = traffic[nodes[metadata.dst_node_id if way == "down" else metadata.src_node_id]]
             assert client[f"parameters_{way}"] == scalars([message])
+            assert client[f"prototypes_{way}"] == scalars([message], ("prototypes",))
             assert client[f"bytes_{way}"] == nbytes(message.content) > 4 * scalars([message])
 
 
@@ -173,7 +176,9 @@ def test_what_counts_as_a_parameter() -> None:
     prototypes = PrototypeSet(ids, torch.ones(2, 11), ids + 1)
     assert parameters_in(Shared()) == 0
     assert parameters_in(Shared(weights=weights)) == 3 + 10
-    assert parameters_in(Upload(0, 1, prototypes, weights, examples=5)) == 3 + 10 + 22
+    both = Upload(0, 1, prototypes, weights, examples=5)
+    assert parameters_in(both) == 3 + 10 + 22
+    assert (prototype_parameters_in(both), prototype_parameters_in(Shared(weights=weights))) == (22, 0)
 
 
 @pytest.mark.parametrize("algorithm", ["fml", "fedkd"])
@@ -226,10 +231,46 @@ def test_totals_are_in_the_summary_also_after_a_resume_of_an_earlier_versions_ru
     summary = json.loads((folder / "summary.json").read_text())
     head = WIDTH * 10 + 10
     assert summary["parameters_up"] == summary["parameters_down"] == 2 * 2 * head
-    old = [{k: v for k, v in row.items() if k not in ("parameters", "client_traffic")} for row in rows_of(folder)]
+    new = ("parameters", "prototype_parameters", "client_traffic")
+    old = [{k: v for k, v in row.items() if k not in new} for row in rows_of(folder)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
     run_federation(f"{base} federation.rounds=3 resume={folder}", str(folder))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["parameters_up"] is summary["parameters_down"] is None
     means = communication.means(read_run(folder))
     assert (means["parameters_up"], means["client_parameters_up"]) == (2 * head, head)
+
+
+# Parameters of WRN-16-2, and what the paper's fourth table says that prototypes add: C d / P, in percent.
+@pytest.mark.parametrize(("classes", "size", "share"), [(10, 692_810, "0.1848"), (100, 704_420, "1.817")])
+def test_prototypes_add_to_wrn16_2_what_the_papers_table_says(
+    classes: int, size: int, share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two clients with labels hold every class. Without authentication (-ARA) a class needs no right answer to have a
+    # prototype, so that both send all of them. The size of the images is not in the count: 8x8 is quick.
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3 * classes, 8, 8, 3), dtype=np.uint8)
+    labels = np.tile(np.arange(classes), 3)
+    parts = {"x_train": images[:-classes], "y_train": labels[:-classes]}
+    np.savez(tmp_path / "noise.npz", **parts, x_test=images[-classes:], y_test=labels[-classes:])
+    overrides = (
+        f"algorithm=dccfssl_no_ara data=npz data.source.path={tmp_path}/noise.npz data.cache_dir={tmp_path}/cache "
+        f"partition=pathological partition.classes_per_client={classes} partition.balanced=true partition.pool=train "
+        "partition.test_fraction=0.0 model=wrn16_2 train=fssl train.batch_size=50 train.lr=0.0001 federation.rounds=2"
+    )
+    grid = run_federation(overrides, str(tmp_path / "run"), num_nodes=2)
+    first, second = rows_of(tmp_path / "run")
+    assert not first["failures"] + second["failures"]
+    check_wire(grid, first)
+    check_wire(grid, second)
+    assert first["prototype_parameters"] == {"train_down": 0, "train_up": 2 * classes * 128}
+    assert second["prototype_parameters"] == {"train_down": 2 * classes * 128, "train_up": 2 * classes * 128}
+    for client in second["client_traffic"].values():
+        assert client["prototypes_up"] == classes * 128
+        assert client["parameters_up"] - client["prototypes_up"] == size
+    assert main([str(tmp_path / "run"), "--communication"]) == 0
+    output = capsys.readouterr().out
+    header, _, cells = (line.split("|") for line in output.splitlines() if line.startswith("|"))
+    shown = {key.strip(): cell.strip() for key, cell in zip(header, cells, strict=True)}
+    assert shown["prototypes up (% of weights)"] == share
+    assert "what prototypes add" in output

@@ -3,20 +3,26 @@ from pathlib import Path
 import pytest
 
 from task.config import CONF_DIR, build, load, node_settings, to_yaml
+from task.resume import check_unchanged
 from task.schema import require_absolute_paths
+from tests.algorithms import fitting
 
+# Not experiment and sweep: see test_experiments.py.
 GROUPS = {
-    path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in sorted(CONF_DIR.iterdir()) if path.is_dir()
+    path.name: sorted(file.stem for file in path.glob("*.yaml"))
+    for path in sorted(CONF_DIR.iterdir())
+    if path.is_dir() and path.name not in ("experiment", "sweep")
 }
 # Groups that must be completed by the user: a path to own data.
 NEED_A_PATH = {"npz": "data.source.path=/x.npz", "pfllib": "data.source.root=/x"}
-NEED_A_PATH |= {"image_folder": "data.source.root=/x", "tiny_imagenet": "data.source.root=/x"}
+NEED_A_PATH |= {"image_folder": "data.source.root=/x"}
 
 
 @pytest.mark.parametrize(("group", "option"), [(group, name) for group, names in GROUPS.items() for name in names])
 def test_every_file_composes(group: str, option: str) -> None:
     more = f" {NEED_A_PATH[option]}" if group == "data" and option in NEED_A_PATH else ""
-    config = load(f"{group}={option}{more}")
+    needed = {"algorithm": fitting, "labels": lambda name: f"{fitting('fedavg_fixmatch')} labels={name}"}
+    config = load(needed[group](option) if group in needed else f"{group}={option}{more}")
     if group in ("algorithm", "data", "model"):
         assert getattr(config, group).name == option
     assert "_target_" in to_yaml(config)
@@ -60,7 +66,40 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("resume=/x federation.state=context", ["resume", "federation.state=disk"]),
         ("train.lr", ["train.lr"]),
         ("resume=''", ["resume", "folder of an earlier run"]),
+        ("debug=smok", ["debug/smok", "smoke"]),
+        ("+debug=smok", ["debug/smok", "smoke"]),
+        ("experiment=cifar100", ["experiment/cifar100", "cifar100_practical"]),
+        ("sweep=table1", ["sweep=table1", "protofed"]),
+        ("+sweep=tau", ["sweep=tau", "protofed"]),
+        ("experiment=cifar100_tau_1 algorithm=local", ["algorithm.server.margin_cap"]),
+        ("experiment=cifar100_tau_1 experiment.name=a/b", ["experiment.name", "a/b"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[1]", ["experiment.accuracy.fedtgp", "[mean, std"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[101,0]", ["experiment.accuracy.fedtgp", "percent"]),
+        ("experiment=cifar100_tau_1 experiment.accuracy.fedtgp=[null,1]", ["experiment.accuracy.fedtgp", "percent"]),
+        ("experiment=cifar100_practical experiment.communication.fml=-1", ["experiment.communication.fml"]),
+        ("data.stand_in=maybe", ["data.stand_in", "maybe"]),
         ("partition.max_samples=10 federation.num_clients=20", ["partition.max_samples", "federation.num_clients=20"]),
+        ("train.clip=0", ["train.clip", "above 0"]),
+        ("labels=few", ["labels='few'", "fedtgp needs labels on every client"]),
+        ("algorithm=local labels.count=2", ["labels", "local needs labels"]),
+        ("algorithm=fedavg model=cnn4 labels=few", ["labels='few'", "fedavg needs labels"]),
+        ("labels=few labels.count=0", ["labels.count=0", "at least 1"]),
+        ("labels=few labels.share=0", ["labels.share=0", "above 0"]),
+        ("labels=few labels.count=5 federation.num_clients=4", ["labels.count=5", "federation.num_clients=4"]),
+        ("+algorithm.evaluation=server", ["algorithm.evaluation", "fedtgp has no global model"]),
+        ("+algorithm.unlabelled=trained", ["algorithm.unlabelled", "fedtgp needs labels"]),
+        ("algorithm=fedavg", ["model='htcnn4'", "one global model"]),
+        ("algorithm=fedavg model=res34_htc4", ["model.heads", "one global model"]),
+        ("algorithm=fedavg model=cnn4 algorithm.unlabelled=trained", ["algorithm.client.threshold", "labels"]),
+        ("algorithm=dccfssl model=cnn4", ["algorithm.evaluation='server'", "pool=all", "partition=iid_train"]),
+        ("algorithm=dccfssl model=cnn4 partition=iid_train partition.test_fraction=0.1", ["test_fraction=0.1"]),
+        (
+            "algorithm=dccfssl model=cnn4 partition=iid_train algorithm.client.authenticate=false",
+            ["algorithm.client.authenticate=False", "that of algorithm.server, True"],
+        ),
+        ("algorithm=dccfssl model=cnn4 algorithm.client.views.flop=1", ["flop", "views.flip"]),
+        ("algorithm=dccfssl model=cnn4 algorithm.client.temperature=0", ["temperature", "above 0"]),
+        ("algorithm=rscfed model=cnn4 algorithm.server.subsets=0", ["subsets", "at least 1"]),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line(overrides: str, words: list[str]) -> None:
@@ -89,6 +128,18 @@ def test_the_debug_group_shrinks_a_run() -> None:
     assert config.partition["max_samples"] <= 500
 
 
+def test_groups_that_start_empty_may_be_written_with_a_plus() -> None:
+    assert load("+debug=smoke +experiment=cifar100_tau_1") == load("debug=smoke experiment=cifar100_tau_1")
+
+
+def test_a_paper_s_numbers_do_not_hinder_a_resumed_run(tmp_path: Path) -> None:
+    words = "experiment=cifar100_practical"
+    (tmp_path / "config.yaml").write_text(to_yaml(load(words)), encoding="utf-8")
+    check_unchanged(load(f"{words} experiment.accuracy.fedtgp=[1.0,null] experiment.source=elsewhere"), tmp_path)
+    with pytest.raises(ValueError, match=r"data\.name was 'cifar100', is 'cifar100 \(stand-in\)'"):
+        check_unchanged(load(f"{words} data.stand_in=true"), tmp_path)
+
+
 def test_build_passes_runtime_arguments_and_checks_settings() -> None:
     body = build({"_target_": "task.models.small.plain", "width": 4}, image_shape=(1, 28, 28))
     assert body is not None
@@ -103,6 +154,7 @@ def test_node_settings() -> None:
     assert node_settings(GOOD).partition == 1
     node = node_settings(GOOD | {"device": "cpu", "state-dir": "/var/state", "cache-dir": "/var/cache"})
     assert (node.device, node.state_dir, node.cache_dir) == ("cpu", Path("/var/state"), Path("/var/cache"))
+    assert [node_settings(GOOD | more).role for more in ({}, {"role": "unlabelled"})] == [None, "unlabelled"]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +168,7 @@ def test_node_settings() -> None:
         (GOOD | {"device": "tpu"}, ["device"]),
         (GOOD | {"state-dir": "here"}, ["state-dir", "absolute"]),
         (GOOD | {"state_dir": "/here"}, ["state_dir", "state-dir"]),
+        (GOOD | {"role": "teacher"}, ["role='teacher'", "labelled, unlabelled"]),
     ],
 )
 def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:

@@ -11,11 +11,10 @@ import pytest
 import torch
 from flwr.app import Array, Error, Message
 
-from task.config import CONF_DIR
 from task.payload import nbytes
+from tests.algorithms import ALGORITHMS, fitting
 from tests.fake_grid import FakeGrid, run_federation
 
-ALGORITHMS = sorted(path.stem for path in (CONF_DIR / "algorithm").glob("*.yaml"))
 SMALL = "partition.max_samples=240 federation.rounds=2"
 
 
@@ -43,7 +42,7 @@ def train_replies(grid: FakeGrid) -> list[Message]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_two_rounds_of_every_algorithm(algorithm: str, tmp_path: Path) -> None:
-    run_federation(f"algorithm={algorithm} {SMALL}", str(tmp_path / "run"))
+    run_federation(f"{fitting(algorithm)} {SMALL}", str(tmp_path / "run"))
     folder = tmp_path / "run"
     rows, summary = rows_of(folder), summary_of(folder)
     assert [row["round"] for row in rows] == [1, 2]
@@ -51,7 +50,9 @@ def test_two_rounds_of_every_algorithm(algorithm: str, tmp_path: Path) -> None:
     assert summary["algorithm"] == algorithm
     assert summary["last_accuracy"] == rows[-1]["accuracy"]
     assert 0 < summary["best_accuracy"] <= 1
-    assert all(row["sampled"] == [0, 1, 2, 3] and not row["failures"] for row in rows)
+    chosen = "labels=few" in fitting(algorithm)  # such methods may leave clients out of a round
+    assert all({0, 1, 2, 3} >= set(row["sampled"]) and not row["failures"] for row in rows)
+    assert chosen or all(row["sampled"] == [0, 1, 2, 3] for row in rows)
     assert len((folder / "clients.csv").read_text().splitlines()) == 5
     assert (folder / "checkpoint" / "state.safetensors").is_file()
 

@@ -82,6 +82,25 @@ def test_a_sweep_has_a_job_for_every_combination_and_leaves_no_file(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sweep_file_makes_jobs_and_the_command_line_wins() -> None:
+    jobs = launch.expand(["+sweep=tau", "seed=4", "debug=smoke"])
+    assert [words[0] for words in jobs] == [f"experiment=cifar100_tau_{tau}" for tau in (1, 10, 100, 1000)]
+    assert {tuple(words[1:]) for words in jobs} == {("algorithm=fedtgp_paper", "seed=4", "debug=smoke")}
+    assert launch.expand(["-m", "sweep=tau", "seed=4", "+debug=smoke"]) == jobs
+    assert job(*jobs[0]).config.data.name == "cifar100 (stand-in)"
+
+
+def test_hydra_s_own_sweeps_go_on_working() -> None:
+    jobs = launch.expand(["-m", "model=glob(htfe8*)", "seed=range(2)", "name='a,b'"])
+    assert jobs == [[f"model={m}", f"seed={s}", "name='a,b'"] for m in ("htfe8", "htfe8_htc4") for s in (0, 1)]
+
+
+def test_a_job_of_an_experiment_is_called_after_it(tmp_path: Path) -> None:
+    named = job("experiment=cifar100_tau_1", "debug=smoke")
+    assert named.title == "cifar100_tau_1-fedtgp_paper seed 0"
+    assert create_folder(named, tmp_path).name.endswith("-cifar100_tau_1-fedtgp_paper-seed0")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--hydra-help"]])
 def test_what_only_shows_something_starts_nothing(arguments: list[str], monkeypatch, capsys) -> None:
     monkeypatch.setattr(launch, "run_all", lambda *_: pytest.fail("started"))
@@ -107,6 +126,9 @@ def test_what_only_shows_something_starts_nothing(arguments: list[str], monkeypa
         (["-m", "seed=0,-1"], "seed"),
         (["-m", "federation.ronds=1,2"], "ronds"),
         (["rounds"], "rounds"),
+        (["sweep=table"], "table1"),
+        (["sweep=tau", "seed=-1"], "seed"),
+        (["sweep=tau", "federation.ronds=1"], "ronds"),
     ],
 )
 def test_a_bad_command_is_refused_in_one_line(arguments: list[str], named: str, monkeypatch, capsys) -> None:

@@ -66,9 +66,12 @@ def test_node_report_round_trip(shared: bool) -> None:
     assert decode_node_report(encode_node_report(sent), 12) == sent
 
 
-def test_a_client_without_classes_can_report() -> None:
-    sent = NodeReport(0, 1, "cnn4", 9, K, ("a", "b"), "cpu", (), 0, 0, (0, 0))
-    assert decode_node_report(encode_node_report(sent), 1) == sent
+def test_a_client_without_classes_or_labels_can_report() -> None:
+    for facts in ((0, 0, (0, 0)), (5, 3, None, (1, 28, 28), "unlabelled")):
+        sent = NodeReport(0, 1, "cnn4", 9, K, ("a", "b"), "cpu", (), *facts)  # type: ignore[arg-type]
+        assert decode_node_report(encode_node_report(sent), 1) == sent
+    with pytest.raises(ValueError, match="node 4 sent role='teacher'"):
+        decode_node_report(encode_node_report(NodeReport(0, 1, "x", 9, K, ("a",), "cpu", (), role="teacher")), 4)
 
 
 def test_weights_round_trip_with_their_types() -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +13,14 @@ from task.models.heads import read_head, replace_head
 
 
 class Trainer(ABC):
-    """A leaf is a dataclass of settings with ``fit``, whose step reads like the paper's local objective."""
+    """A leaf is a dataclass of settings with ``fit``, whose step reads like the paper's local objective.
+
+    ``keeps_model`` and ``keeps_state`` say whether the client keeps its model, and whether it keeps anything at all,
+    from one message to the next.
+    """
+
+    keeps_model: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = True
 
     def shared_width(self, session: Session) -> int:
         """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""

@@ -89,14 +89,14 @@ class FedKDTrainer(Compression, Trainer):
 
     def _receive(self, session: Session) -> dict[str, Tensor]:
         """Return the global student: as it came, or as the change that came makes it of the one held."""
-        shapes, sent = session.auxiliary_shapes(), session.download.weights or {}
+        sent = session.download.weights or {}
         difference = part(CHANGE, sent)
         if not difference:
-            return decompress(part(MODEL, sent), shapes, self.svd, "server")
+            return decompress(part(MODEL, sent), session.auxiliary_shapes(), self.svd, "server")
         held = part(HELD, session.kept)
         if not held:
             raise ValueError(f"client {session.node.partition}: the server sent a change of a model it never had")
-        return apply_change(held, decompress(difference, shapes, self.svd, "server"))
+        return apply_change(held, decompress(difference, held, self.svd, "server"))
 
     def _pack(self, session: Session, trained: dict[str, Tensor], received: dict[str, Tensor]) -> dict[str, Tensor]:
         energy = self.energy(session.download.round, session.config.federation.rounds)

@@ -75,9 +75,10 @@ class PrototypeTrainer(Trainer):
 
         metrics = fit_epochs(session, step)
         if self.collect == "during_training":
-            prototypes = self._pack(sums_CK / counts_C.clamp(min=1).unsqueeze(1), counts_C)
+            means_CK = sums_CK / counts_C.clamp(min=1).unsqueeze(1)
         else:
-            prototypes = self._pack(*class_prototypes(model, session.all_train_batches(), classes))
+            means_CK, counts_C = class_prototypes(model, session.all_train_batches(), classes)
+        prototypes = PrototypeSet.of(means_CK, counts_C, share_counts=self.share_counts)
         return Upload(session.node.partition, session.download.round, prototypes, metrics=metrics)
 
     def _pull(self, session: Session) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
@@ -96,11 +97,3 @@ class PrototypeTrainer(Trainer):
             return terms
 
         return pull
-
-    def _pack(self, means_CK: Tensor, counts_C: Tensor) -> PrototypeSet | None:
-        """Return the prototypes of the classes with samples; None for a client without any."""
-        means_CK, counts_C = means_CK.cpu(), counts_C.cpu()
-        ids = counts_C.nonzero().flatten()
-        if not len(ids):
-            return None
-        return PrototypeSet(ids, means_CK[ids].contiguous(), counts_C[ids] if self.share_counts else None)

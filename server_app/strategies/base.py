@@ -4,7 +4,6 @@ A leaf is a dataclass of settings with three methods: ``init_state``, ``downlink
 plain ``dict`` of named tensors, so a leaf is tested without Flower and its checkpoint is one safetensors file.
 """
 
-import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +18,15 @@ from flwr.serverapp.strategy import Strategy
 from torch import Generator, Tensor
 
 from server_app.checkpoint import Checkpoint, save_checkpoint
+from server_app.demands import require_capable
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
-from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in
+from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in, prototype_parameters_in
 from task.models.assign import build_auxiliary
 from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
-from task.schema import Config, require
+from task.schema import Config
 from task.seeding import stream, torch_stream
 
 LOG = getLogger("flwr")
@@ -66,13 +66,12 @@ class RoundStrategy(Strategy):
 
     run: Run
     has_prototypes: ClassVar[bool] = False
-    """Whether clients receive prototypes of features, by which they can classify."""
+    has_global_model: ClassVar[bool] = False
+    """Whether clients receive prototypes of features, by which they can classify; and whether all have one model."""
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that the method cannot run, with a ``ValueError`` of one line; called at load."""
-        rule = config.algorithm.inference
-        allowed = f"head, since {config.algorithm.name} has no prototypes of features"
-        require(rule == "head" or self.has_prototypes, "algorithm.inference", rule, allowed)
+        require_capable(config, self.has_prototypes, self.has_global_model)
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""
@@ -151,16 +150,15 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        federation, number = self.run.config.federation, self._row["round"]
-        due = number % federation.evaluate_every == 0 or number == federation.rounds
-        return self._address(list(self.run.roster), number, "evaluate") if due else []
+        due = self.run.config.federation.evaluates(self._row["round"])
+        return self._address(list(self.run.roster), self._row["round"], "evaluate") if due else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' accuracies and write the line of the round."""
         due = bool(self._sent)
         reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
+        self._row |= self.scores(reports)
         self._lap("evaluate")
-        self._row |= summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
         self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
         self.run.recorder.append(self._row)
@@ -172,6 +170,18 @@ class RoundStrategy(Strategy):
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
         return None
+
+    def scores(self, reports: Sequence[EvaluationReport]) -> dict[str, Any]:
+        """Return the accuracy fields of the round's line."""
+        return summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
+
+    def candidates(self) -> list[int]:
+        """Return the clients that can be sampled: all, unless a leaf says otherwise."""
+        return list(self.run.roster)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run's summary says of the method beyond what it says of all."""
+        return {}
 
     def checkpoint(self) -> None:
         """Make the run resumable from the round just done."""
@@ -188,8 +198,8 @@ class RoundStrategy(Strategy):
 
     def _sample(self, number: int) -> list[int]:
         """Draw the partitions of a round: a named stream over partition ids, never over Flower's random node ids."""
-        partitions = list(self.run.roster)
-        size = max(1, math.floor(self.run.config.federation.participation * len(partitions) + 1e-9))
+        partitions = self.candidates()
+        size = min(len(partitions), self.run.config.federation.clients_a_round(len(self.run.roster)))
         drawn = stream(self.run.config.seed, "sample", number).choice(partitions, size, replace=False)
         return sorted(int(partition) for partition in drawn)
 
@@ -212,8 +222,11 @@ class RoundStrategy(Strategy):
             node = run.roster.node_ids[partition]
             messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
             self._sent.append((partition, messages[-1].metadata))
-            sent = Traffic(bytes_down=nbytes(content), parameters_down=parameters_in(download))
-            self._traffic[phase][partition] = sent
+            self._traffic[phase][partition] = Traffic(
+                bytes_down=nbytes(content),
+                parameters_down=parameters_in(download),
+                prototypes_down=prototype_parameters_in(download),
+            )
         return messages
 
     def _collect(
@@ -237,6 +250,7 @@ class RoundStrategy(Strategy):
                 if isinstance(decoded, Upload):
                     self.inspect(self.run.state, decoded)
                     traffic.parameters_up = parameters_in(decoded)
+                    traffic.prototypes_up = prototype_parameters_in(decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))

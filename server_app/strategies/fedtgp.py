@@ -28,7 +28,7 @@ class FedTGP(RoundStrategy):
     use_network : bool
         False drops F (ablation "w/o F").
     init_norm : float or None
-        Start of the global prototypes: orthogonal blocks of this norm, or None for the authors' N(0, 1).
+        Start of the global prototypes: blocks of this norm, orthogonal where K >= C, or None for the authors' N(0, 1).
     epochs : int
         S, server epochs a round.
     batch_size : int or None

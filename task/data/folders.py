@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from task.data.noise import Noise
 from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
 
 ROOT_KEY = "data.source.root"
@@ -89,6 +90,10 @@ class TinyImagenet(Source):
 
     def __post_init__(self) -> None:
         absolute_path(self.root, ROOT_KEY)
+
+    def stand_in(self) -> Source:
+        """Return noise of the same shape and number of classes."""
+        return Noise(edge=64, channels=3, num_classes=200)
 
     def files(self) -> Iterable[Path]:
         """Return all training images."""

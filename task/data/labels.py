@@ -1,10 +1,13 @@
-"""Labels of any kind become 0..C-1, in one mapping that all clients share."""
+"""Labels of any kind become 0..C-1, in one mapping that all clients share; -1 is an image without a label."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+NO_LABEL = -1
+"""What stands for the class of an image without a label, in sources that name their classes and everywhere behind."""
 
 
 def encode_labels(
@@ -13,7 +16,8 @@ def encode_labels(
     """Map labels to class indices by sorted order.
 
     Where the source names its classes, integers 0..C-1 and the names themselves keep their place in that
-    list, so a class without a single sample stays a class.
+    list, so a class without a single sample stays a class. There the integer -1 means that an image has no label,
+    and stays -1; it does not in a source of two classes whose labels are -1 and 1, nor where no class is named.
 
     Parameters
     ----------
@@ -35,6 +39,12 @@ def encode_labels(
     plain = _plain(labels)
     found, inverse = np.unique(plain, return_inverse=True)
     inverse = inverse.reshape(-1).astype(np.int64)
+    signs = class_names is not None and len(class_names) == 2 and found.tolist() == [-1, 1]
+    if class_names is not None and found.dtype.kind == "i" and NO_LABEL in found and not signs:
+        known = plain != NO_LABEL
+        indices = np.full(len(plain), NO_LABEL, dtype=np.int64)
+        indices[known], names, mapping = encode_labels(plain[known], class_names)
+        return indices, names, mapping
     originals = [str(label) for label in found]
     if class_names is None:
         return inverse, tuple(originals), {label: index for index, label in enumerate(originals)}

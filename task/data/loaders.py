@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from task.data.labels import NO_LABEL
 from task.data.prepare import ImageDataset
 from task.data.sources import Indices
 
@@ -70,7 +71,7 @@ class ClientData:
     images
         ``(n, ch, H, W)`` uint8 or float32, on ``device`` when resident, else in host memory.
     labels
-        ``(n,)`` int64, at the same place.
+        ``(n,)`` int64, at the same place; -1 is no label.
     device
         Where batches are delivered.
     channels_last
@@ -91,6 +92,7 @@ class ClientData:
         *,
         channels_last: bool = False,
         resident: bool | None = None,
+        hide_labels: bool = False,
     ) -> "ClientData":
         """Read a client's samples.
 
@@ -106,12 +108,14 @@ class ClientData:
             Whether batches get the channels-last memory format.
         resident
             Whether all samples move to the device now; None: when they fit comfortably.
+        hide_labels
+            Whether every label is -1, whatever the data set knows.
         """
         device = torch.device(device)
         # Cloned into torch's own, always equally aligned memory: kernels may round differently by alignment, and
         # float images reach them as they are.
         images = torch.from_numpy(np.asarray(dataset.images[indices])).clone()
-        labels = torch.from_numpy(dataset.labels[indices])
+        labels = torch.from_numpy(np.full(len(indices), NO_LABEL) if hide_labels else dataset.labels[indices])
         if fits(images.nbytes, device) if resident is None else resident:
             # When another client took the memory in between, the samples stay on the host.
             with contextlib.suppress(torch.OutOfMemoryError):
@@ -134,6 +138,8 @@ class ClientData:
         shuffle: bool = True,
         drop_last: bool = False,
         has_batchnorm: bool = False,
+        raw: bool = False,
+        trace: list[Tensor] | None = None,
     ) -> Iterator[Batch]:
         """Yield one epoch of ``((b, ch, H, W) float32, (b,) int64)``; see `batch_bounds` for the sizes.
 
@@ -147,16 +153,22 @@ class ClientData:
             Whether the samples come in a new order.
         drop_last, has_batchnorm
             As in `batch_bounds`.
+        raw
+            Whether images come as they are stored, for whoever augments and then normalises them (`prepared`).
+        trace
+            Gets the ``(n,)`` positions of the epoch's samples in the order in which they come.
         """
         order = torch.randperm(len(self), generator=generator) if shuffle else None
         bounds = batch_bounds(len(self), batch_size, drop_last=drop_last, has_batchnorm=has_batchnorm)
-        return self._batches(bounds, order)
+        if trace is not None:
+            trace.append((torch.arange(len(self)) if order is None else order)[: bounds[-1][1] if bounds else 0])
+        return self._batches(bounds, order, raw)
 
-    def eval_batches(self, batch_size: int) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, raw: bool = False) -> Iterator[Batch]:
         """Yield all samples once, in order, as `train_batches` does."""
-        return self._batches(batch_bounds(len(self), batch_size), None)
+        return self._batches(batch_bounds(len(self), batch_size), None, raw)
 
-    def _batches(self, bounds: list[tuple[int, int]], order: Tensor | None) -> Iterator[Batch]:
+    def _batches(self, bounds: list[tuple[int, int]], order: Tensor | None, raw: bool) -> Iterator[Batch]:
         if order is not None:
             order = order.to(self.images.device)
         sample_bytes = 4 * self.images[:1].numel()
@@ -166,11 +178,12 @@ class ClientData:
             taken = max(1, sum(stop <= limit for _, stop in bounds))
             block, bounds = bounds[:taken], bounds[taken:]
             images, labels = self._block(start, block[-1][1], order)
+            images = images if raw else prepared(images, channels_last=self.channels_last)
             for first, last in block:
                 yield images[first - start : last - start], labels[first - start : last - start]
 
     def _block(self, start: int, stop: int, order: Tensor | None) -> Batch:
-        """Gather, move and normalise the samples at ``start..stop`` of the order."""
+        """Gather and move the samples at ``start..stop`` of the order."""
         if order is None:
             images, labels = self.images[start:stop], self.labels[start:stop]
         else:
@@ -180,10 +193,13 @@ class ClientData:
             # PyTorch keeps pinned buffers alive until the copies that it was told not to wait for are done.
             images = images.pin_memory().to(self.device, non_blocking=True)
             labels = labels.pin_memory().to(self.device, non_blocking=True)
-        images = normalise(images)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
         return images, labels
+
+
+def prepared(images: Tensor, *, channels_last: bool) -> Tensor:
+    """Return images as a model wants them: normalised, and in the channels-last memory format where that is on."""
+    images = normalise(images)
+    return images.contiguous(memory_format=torch.channels_last) if channels_last else images
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:

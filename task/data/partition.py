@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from task.data.prepare import ImageDataset
 from task.data.scheme import DrawnPartition, Flags, Partition
-from task.data.shares import Labels, Split, balanced_subset, dirichlet_sizes, join, pfllib_minimum
+from task.data.shares import Labels, Split, balanced_subset, dirichlet_sizes, join, pfllib_minimum, require_labels
 from task.data.sources import Indices
 from task.seeding import stream
 
@@ -72,6 +72,7 @@ class Pathological(DrawnPartition):
         self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
     ) -> list[Indices]:
         """Hand out one class after the other."""
+        require_labels(labels)
         if self.classes_per_client > num_classes:
             raise ValueError(
                 f"partition.classes_per_client: must be between 1 and {num_classes}, the number of classes, "
@@ -150,6 +151,7 @@ class Dirichlet(DrawnPartition):
         self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
     ) -> list[Indices]:
         """Draw sizes until they are large enough, then hand out the samples."""
+        require_labels(labels)
         sizes = self._draw(np.bincount(labels, minlength=num_classes), num_clients, rng)
         pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
         for label, row in enumerate(sizes):

@@ -26,6 +26,22 @@ def join(pieces: list[Indices]) -> Indices:
     return np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
 
 
+def require_labels(labels: Labels) -> None:
+    """Refuse samples without a label where a scheme divides class by class.
+
+    Raises
+    ------
+    ValueError
+        One line with their number.
+    """
+    missing = int((labels < 0).sum())
+    if missing:
+        raise ValueError(
+            f"partition: {missing} of {len(labels)} samples have no label, and this scheme divides class by class; "
+            "use partition=iid or partition=given"
+        )
+
+
 def pfllib_minimum(num_samples: int, num_clients: int, test_fraction: float) -> int:
     """Return PFLlib's ``least_samples``: one test batch, or half the mean share where that is less."""
     return int(min(TEST_BATCH / (test_fraction or 0.25), num_samples / num_clients / 2))

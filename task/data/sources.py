@@ -86,6 +86,10 @@ class Source(ABC):
     def fetch(self) -> None:  # noqa: B027 - most sources have nothing to fetch
         """Download what is missing, where the settings allow it."""
 
+    def stand_in(self) -> "Source":
+        """Return what ``data.stand_in`` puts in the place of this source: itself, unless it must be downloaded."""
+        return self
+
     def fingerprint(self) -> str:
         """Return a text that changes with the settings and with size or time of any file."""
         settings = {key: value for key, value in dataclasses.asdict(self).items() if key != "download"}
@@ -193,7 +197,7 @@ class Npz(Source):
     """One ``.npz`` file with ``x, y`` or ``x_train, y_train, x_test, y_test``, optionally ``class_names``.
 
     Integer images hold 0..255; float images are used as they are and must be normalised (about -1 to 1).
-    Channels may come last or first; ``(N, H, W)`` is one channel.
+    Channels may come last or first; ``(N, H, W)`` is one channel. With ``class_names`` a label of -1 means none.
 
     Parameters
     ----------

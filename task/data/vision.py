@@ -6,13 +6,14 @@ point ``root`` only at folders that you trust.
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from filelock import FileLock
 
+from task.data.noise import Noise
 from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
 
 ROOT_KEY = "data.source.root"
@@ -33,9 +34,10 @@ class VisionSource(Source):
     root: str
     download: bool = False
 
-    # Class in torchvision.datasets, its folder below root, and (arguments, is this the test split).
+    # Class in torchvision.datasets, its folder below root, noise of its shape, and (arguments, is this the test split).
     kind: ClassVar[str]
     folder: ClassVar[str]
+    noise: ClassVar[Noise]
     parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
         ({"train": True}, False),
         ({"train": False}, True),
@@ -43,6 +45,10 @@ class VisionSource(Source):
 
     def __post_init__(self) -> None:
         absolute_path(self.root, ROOT_KEY)
+
+    def stand_in(self) -> Source:
+        """Return noise of the same shape and number of classes."""
+        return self.noise
 
     def files(self) -> Iterable[Path]:
         """Return every file of the data set below the root."""
@@ -114,6 +120,7 @@ class Mnist(VisionSource):
 
     kind: ClassVar[str] = "MNIST"
     folder: ClassVar[str] = "MNIST"
+    noise: ClassVar[Noise] = Noise(edge=28, channels=1, num_classes=10)
 
     def arrays(self, dataset: Any) -> tuple[Array, Array]:
         """Return the tensors that torchvision holds."""
@@ -134,6 +141,7 @@ class Cifar10(Mnist):
 
     kind: ClassVar[str] = "CIFAR10"
     folder: ClassVar[str] = "cifar-10-batches-py"
+    noise: ClassVar[Noise] = Noise(edge=32, channels=3, num_classes=10)
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,7 @@ class Cifar100(Mnist):
 
     kind: ClassVar[str] = "CIFAR100"
     folder: ClassVar[str] = "cifar-100-python"
+    noise: ClassVar[Noise] = Noise(edge=32, channels=3, num_classes=100)
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,7 @@ class Stl10(VisionSource):
 
     kind: ClassVar[str] = "STL10"
     folder: ClassVar[str] = "stl10_binary"
+    noise: ClassVar[Noise] = Noise(edge=96, channels=3, num_classes=10)
     parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
         ({"split": "train"}, False),
         ({"split": "test"}, True),
@@ -166,6 +176,10 @@ class Stl10(VisionSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_resize(self.resize)
+
+    def stand_in(self) -> Source:
+        """Return noise of the size that is set."""
+        return self.noise if self.resize is None else replace(self.noise, edge=self.resize)
 
     def arrays(self, dataset: Any) -> tuple[Array, Array]:
         """Return the arrays that torchvision holds, channels moved last."""
@@ -189,6 +203,7 @@ class Flowers102(VisionSource):
 
     kind: ClassVar[str] = "Flowers102"
     folder: ClassVar[str] = "flowers-102"
+    noise: ClassVar[Noise] = Noise(edge=64, channels=3, num_classes=102)
     parts: ClassVar[tuple[tuple[dict[str, Any], bool], ...]] = (
         ({"split": "train"}, False),
         ({"split": "val"}, False),
@@ -198,6 +213,10 @@ class Flowers102(VisionSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_resize(self.resize)
+
+    def stand_in(self) -> Source:
+        """Return noise of the size that is set."""
+        return replace(self.noise, edge=self.resize)
 
     def arrays(self, dataset: Any) -> tuple[Array, Array]:
         """Decode and resize every image."""

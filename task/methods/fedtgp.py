@@ -48,12 +48,13 @@ class PrototypeNetwork(nn.Module):
         None: latent vectors from N(0, 1) and torch's default weights, as the authors' code has it; the first
         prototypes then lie close together. A number: F starts as the identity and class c owns a block of about
         K / C coordinates, so that the first prototypes are orthogonal, at least 0 like features behind a ReLU, and
-        of this norm. The paper leaves the start open.
+        of this norm. Where K is below C, every class has two coordinates and shares at most one of them with any
+        other. The paper leaves the start open.
 
     Raises
     ------
     ValueError
-        Blocks need K of at least C.
+        There are more classes than pairs of coordinates to give them.
     """
 
     def __init__(
@@ -78,10 +79,15 @@ class PrototypeNetwork(nn.Module):
     @torch.no_grad()
     def _start_in_blocks(self, norm: float) -> None:
         num_classes, width = self.latents_CK.shape
-        if width < num_classes:
-            raise ValueError(f"init_norm={norm} needs model.feature_dim of at least {num_classes} (C), not {width}")
-        owners_K = torch.arange(width) * num_classes // width
-        blocks_CK = functional.one_hot(owners_K, num_classes).T.float()
+        if num_classes <= width:
+            owners_K = torch.arange(width) * num_classes // width
+            blocks_CK = functional.one_hot(owners_K, num_classes).T.float()
+        elif num_classes <= width * ((width - 1) // 2):
+            first_C, turn_C = torch.arange(num_classes) % width, torch.arange(num_classes) // width
+            pairs_C2 = torch.stack([first_C, (first_C + 1 + turn_C) % width], dim=1)
+            blocks_CK = functional.one_hot(pairs_C2, width).sum(dim=1).float()
+        else:
+            raise ValueError(f"init_norm={norm}: {num_classes} classes need a larger model.feature_dim than {width}")
         self.latents_CK.copy_(norm * functional.normalize(blocks_CK, dim=1))
         for layer in self.network.modules():
             if isinstance(layer, nn.Linear):

@@ -10,12 +10,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 Work = Callable[[], object]
+Steps = Callable[[], Iterator[object]]
+END = object()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ def interleave(first: Work, second: Work, repeats: int, warm_up: bool = True) ->
             work()
             into.append(time.process_time() - begin)
     return Pairs(tuple(times[0]), tuple(times[1]))
+
+
+def interleave_steps(first: Steps, second: Steps, repeats: int) -> Pairs:
+    """Time long work of as many steps on both sides, step by step alternately; the times of a piece are added up."""
+    sides, pairs = (first, second), []
+    for number in range(repeats + 1):
+        running, sums, ended = [side() for side in sides], [0.0, 0.0], False
+        while not ended:
+            for index, steps in enumerate(running):
+                begin = time.process_time()
+                ended = next(steps, END) is END
+                sums[index] += time.process_time() - begin
+        if number:  # the first piece warms up
+            pairs.append(sums)
+    return Pairs(tuple(one for one, _ in pairs), tuple(two for _, two in pairs))
 
 
 def milliseconds(seconds: Sequence[float]) -> str:

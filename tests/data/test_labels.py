@@ -59,3 +59,23 @@ def test_labels_without_a_class_are_named():
         encode_labels(np.array(["x"]), ("a", "b"))
     with pytest.raises(ValueError, match="different"):
         encode_labels(np.array([0]), ("a", "a"))
+
+
+def test_minus_one_is_no_label_where_the_classes_have_names():
+    names = tuple("abcdefghij")
+    indices, found, mapping = encode_labels(np.array([-1, 3, 9, -1]), names)
+    assert indices.tolist() == [-1, 3, 9, -1]
+    assert found == names
+    assert mapping == {"3": 3, "9": 9}
+    # Nine classes and none: as many different numbers as there are names.
+    assert encode_labels(np.arange(-1, 9), names)[0].tolist() == list(range(-1, 9))
+    assert encode_labels(np.full(3, -1), names)[0].tolist() == [-1, -1, -1]
+    with pytest.raises(ValueError, match=r"label 10 is outside 0\.\.9"):
+        encode_labels(np.array([-1, 10]), names)
+
+
+def test_minus_one_is_a_class_of_two_signs_and_of_sources_without_names():
+    assert encode_labels(np.array([-1, 1, 1]), ("no", "yes"))[0].tolist() == [0, 1, 1]
+    indices, found, _ = encode_labels(np.array([-1, 1, 0]))
+    assert indices.tolist() == [0, 2, 1]
+    assert found == ("-1", "0", "1")

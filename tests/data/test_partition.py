@@ -229,3 +229,27 @@ def test_settings_out_of_range_name_the_key(make, key):
 def test_no_client_at_all_is_refused():
     with pytest.raises(ValueError, match=r"federation\.num_clients: must be at least 1"):
         Iid().split(_labels([5]), 1, 0, 0)
+
+
+@pytest.mark.parametrize(("classes", "images", "least"), [(100, 500, 10), (10, 5000, 10), (10, 500, 2)])
+def test_fifty_clients_of_a_semi_supervised_study(classes, images, least):
+    labels = _labels([images] * classes)
+    scheme = Dirichlet(alpha=0.5, min_size=least, pool="train", test_fraction=0.0)
+    splits = scheme.split(labels, classes, 50, 0)
+    assert sorted(_all(splits)) == list(range(len(labels)))
+    assert min(len(split.train) for split in splits) >= least
+    assert all(len(split.test) == 0 for split in splits)
+    held = np.concatenate([split.train for split in splits])
+    assert len(np.unique(labels[held])) == classes
+    again = scheme.split(labels, classes, 50, 0)
+    assert all((one.train == two.train).all() for one, two in zip(splits, again, strict=True))
+    other = scheme.split(labels, classes, 50, 1)
+    assert any((one.train[:2] != two.train[:2]).any() for one, two in zip(splits, other, strict=True))
+
+
+@pytest.mark.parametrize("scheme", [Dirichlet(), Pathological()])
+def test_schemes_by_class_refuse_images_without_a_label(scheme):
+    labels = np.array([0, 1, -1, 0, -1, 1])
+    with pytest.raises(ValueError, match=r"2 of 6 samples have no label.*partition=iid"):
+        scheme.split(labels, 2, 2, 0)
+    assert sorted(_all(Iid().split(labels, 2, 2, 0))) == list(range(6))

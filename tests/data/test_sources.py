@@ -27,7 +27,10 @@ def test_data_yaml_lists_every_setting(path, tmp_path):
     kind(**{**settings, **dict.fromkeys(missing, str(tmp_path))})
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "partition").glob("*.yaml")), ids=lambda path: path.stem)
+SCHEMES = sorted(path for path in (CONF / "partition").glob("*.yaml") if "_target_" in path.read_text())  # no variants
+
+
+@pytest.mark.parametrize("path", SCHEMES, ids=lambda path: path.stem)
 def test_partition_yaml_gives_the_defaults(path):
     settings = OmegaConf.to_container(OmegaConf.load(path))
     kind = _class(settings.pop("_target_"))

@@ -10,6 +10,7 @@ from task.superlink import CONNECTION, LocalSuperLink
 from tests.e2e.commands import REPOSITORY
 
 pytestmark = pytest.mark.e2e
+SMOKE = "debug=smoke federation.num_clients=null"  # as many as there are
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +40,10 @@ def flwr_run(link: LocalSuperLink, folder: Path, overrides: str, *more: str) -> 
 
 
 def test_two_nodes_by_default(link: LocalSuperLink, tmp_path: Path) -> None:
-    summary, log = flwr_run(link, tmp_path / "run 1", "algorithm=fedproto debug=smoke")
+    summary, log = flwr_run(link, tmp_path / "run 1", f"algorithm=fedproto {SMOKE}")
     assert summary.get("status") == "completed", log
     assert (summary["algorithm"], summary["num_clients"], summary["rounds_done"]) == ("fedproto", 2, 2)
-    again, log = flwr_run(link, tmp_path / "run 1", "algorithm=fedtgp debug=smoke")
+    again, log = flwr_run(link, tmp_path / "run 1", f"algorithm=fedtgp {SMOKE}")
     assert again == summary
     assert "overwrite=true" in log
 
@@ -50,7 +51,7 @@ def test_two_nodes_by_default(link: LocalSuperLink, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_nodes_when_asked(link: LocalSuperLink, tmp_path: Path) -> None:
     more = ("--federation-config", "num-supernodes=5 client-resources-num-cpus=1")
-    summary, log = flwr_run(link, tmp_path / "run", "debug=smoke", *more)
+    summary, log = flwr_run(link, tmp_path / "run", SMOKE, *more)
     assert (summary.get("status"), summary.get("num_clients")) == ("completed", 5), log
 
 

@@ -14,6 +14,7 @@ from task.messages import Download, Upload
 from task.methods.fedkd import (
     CHANGE,
     MODEL,
+    SKETCH,
     Compression,
     apply_change,
     change,
@@ -96,8 +97,8 @@ def test_matrices_of_any_scale_can_be_compressed(factor: float) -> None:
     assert torch.allclose(restored(matrix, 0.999) / factor, matrix / factor, atol=0.05)
 
 
-@pytest.mark.parametrize("shape", [(12, 30), (30, 12), (8, 4, 3, 3), (9, 9)])
-@pytest.mark.parametrize("energy", [0.5, 0.95, 0.98])
+@pytest.mark.parametrize("shape", [(12, 30), (30, 12), (8, 4, 3, 3), (9, 9), (150, 300), (300, 150)])
+@pytest.mark.parametrize("energy", [0.5, 0.95, 0.98, 0.9999])
 def test_the_rank_is_the_least_that_holds_the_energy(shape: tuple[int, ...], energy: float) -> None:
     matrix = decaying(shape[0], int(np.prod(shape[1:])))
     packed = compress({"w": matrix.reshape(shape)}, energy, "flat")
@@ -114,6 +115,17 @@ def test_the_rank_is_the_least_that_holds_the_energy(shape: tuple[int, ...], ene
     if "w" not in packed:
         best = (u[:, :rank] * s[:rank]) @ v[:rank]
         assert np.allclose(restored(matrix.reshape(shape), energy).reshape(matrix.shape), best, atol=1e-5)
+
+
+@pytest.mark.parametrize(("matrix", "whole"), [(decaying(150, 300), False), (random(150, 300), True)])
+def test_a_large_matrix_of_few_directions_is_not_decomposed_whole(
+    monkeypatch: pytest.MonkeyPatch, matrix: Tensor, whole: bool
+) -> None:
+    eigh, sizes = torch.linalg.eigh, []
+    monkeypatch.setattr(torch.linalg, "eigh", lambda values: (sizes.append(len(values)), eigh(values))[1])
+    held = restored(matrix, 0.95).square().sum() / matrix.square().sum()
+    assert sizes == ([SKETCH, 150] if whole else [SKETCH])
+    assert held.item() >= 0.95 - 1e-5
 
 
 def test_a_matrix_of_rank_one_is_exact() -> None:
@@ -182,6 +194,23 @@ def test_the_energy_rises_in_even_steps_to_its_end() -> None:
 
 
 WANTED = {"w": torch.zeros(4, 3, 2, 2), "b": torch.zeros(4), "n": torch.tensor(0)}
+
+
+def test_a_decomposition_that_does_not_converge_is_done_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = {"w": decaying(12, 40)}
+    expected = decompress(compress(matrix, 0.95, "flat"), matrix, "flat", "client 0")["w"]
+    eigh = torch.linalg.eigh
+
+    def only_in_double(values: Tensor) -> Any:
+        if values.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("did not converge")
+        return eigh(values)
+
+    monkeypatch.setattr(torch.linalg, "eigh", only_in_double)
+    found = decompress(compress(matrix, 0.95, "flat"), matrix, "flat", "client 0")["w"]
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
 GOOD = {"w/u": torch.ones(4, 2), "w/s": torch.ones(2), "w/v": torch.ones(2, 12)} | {"b": WANTED["b"], "n": WANTED["n"]}
 BAD: dict[str, tuple[dict[str, Tensor], str]] = {
     "another number of rows": (GOOD | {"w/u": torch.ones(5, 2)}, "weights.w as factors"),

@@ -184,6 +184,15 @@ def test_blocks_start_orthogonal_and_of_the_asked_norm(use_network: bool, num_cl
     assert (protos >= 0).all()
 
 
+@pytest.mark.parametrize(("num_classes", "width"), [(9, 8), (24, 8), (100, 64), (10, 5)])
+def test_more_classes_than_coordinates_start_at_least_60_degrees_apart(num_classes: int, width: int) -> None:
+    protos = PrototypeNetwork(num_classes, width, True, generator(), init_norm=8.0)().detach()
+    products = protos @ protos.T
+    assert torch.allclose(products.diagonal(), torch.full((num_classes,), 64.0), atol=1e-3)
+    assert (products - products.diagonal().diag()).max() <= 32.001  # cosine 1/2
+    assert (protos >= 0).all()
+
+
 def test_blocks_need_room() -> None:
-    with pytest.raises(ValueError, match=r"model\.feature_dim of at least 9"):
-        PrototypeNetwork(9, 8, True, generator(), init_norm=8.0)
+    with pytest.raises(ValueError, match=r"25 classes need a larger model\.feature_dim than 8"):
+        PrototypeNetwork(25, 8, True, generator(), init_norm=8.0)

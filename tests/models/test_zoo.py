@@ -83,7 +83,7 @@ def test_one_sample_would_raise_without_care() -> None:
         model(torch.zeros(1, 3, 32, 32))
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("cnn4", 16), *((name, 16) for name in SMALL)])
+@pytest.mark.parametrize(("name", "smallest"), [("cnn4", 16), ("wrn16_2", 8), *((name, 16) for name in SMALL)])
 def test_too_small_image_is_refused_in_one_line(name: str, smallest: int) -> None:
     small = smallest - 1
     for image_shape in ((1, small, 28), (1, 28, small), (0, 28, 28)):

@@ -31,6 +31,7 @@ ZOO = {
     "resnet50": Row("task.models.zoo.resnet50", 2048, 23_508_032, 53),
     "resnet101": Row("task.models.zoo.resnet101", 2048, 42_500_160, 104),
     "resnet152": Row("task.models.zoo.resnet152", 2048, 58_143_808, 155),
+    "wrn16_2": Row("task.models.wide_resnet.wrn16_2", 128, 691_520, 13),
 }
 SMALL = {
     "plain": Row("task.models.small.plain", 512, 608 + 6_432 + 262_656, 0),

@@ -1,0 +1,46 @@
+"""What a method demands of a run, and its words where a run does not meet it."""
+
+from server_app.roster import Roster
+from task.schema import Config, require
+
+
+def require_capable(config: Config, has_prototypes: bool, has_global_model: bool) -> None:
+    """Refuse settings that ask a method for what it does not have; known before anything starts.
+
+    Raises
+    ------
+    ValueError
+        One line: inference by prototypes that do not exist, a test of a global model that does not exist, or clients
+        without labels where the method needs labels everywhere.
+    """
+    algorithm, labels = config.algorithm, config.labels
+    allowed = f"head, since {algorithm.name} has no prototypes of features"
+    require(algorithm.inference == "head" or has_prototypes, "algorithm.inference", algorithm.inference, allowed)
+    allowed = f"clients, since {algorithm.name} has no global model"
+    require(
+        algorithm.evaluation == "clients" or has_global_model, "algorithm.evaluation", algorithm.evaluation, allowed
+    )
+    allowed = f"refused, since {algorithm.name} needs labels on every client"
+    require(
+        algorithm.unlabelled == "refused" or has_global_model, "algorithm.unlabelled", algorithm.unlabelled, allowed
+    )
+    everybody = labels.count is None and labels.share in (None, 1.0)
+    allowed = f"all, since {algorithm.name} needs labels on every client"
+    require(everybody or algorithm.unlabelled != "refused", "labels", labels.name, allowed)
+
+
+def require_labelled(config: Config, roster: Roster) -> None:
+    """Refuse clients without labels where the method needs labels, and a run in which nobody has any.
+
+    Raises
+    ------
+    ValueError
+        One line with the first such client.
+    """
+    name, without = config.algorithm.name, [partition for partition in roster if partition not in roster.labelled]
+    if without and config.algorithm.unlabelled == "refused":
+        raise ValueError(f"client {without[0]} has no labels, and {name} needs labels on every client")
+    if not roster.labelled:
+        raise ValueError(
+            f"none of the {len(roster)} clients has labels: at least one is needed (labels, node-config role)"
+        )
