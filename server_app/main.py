@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from task.config import load
-from task.schema import require_absolute_paths
+from task.paths import require_absolute_paths
 
 LOG = getLogger("flwr")
 app = ServerApp()

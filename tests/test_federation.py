@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Error, Message
+from flwr.app import Error, Message
 
 from task.payload import nbytes
+from tests import contents
 from tests.algorithms import ALGORITHMS, fitting
 from tests.fake_grid import FakeGrid, run_federation
 
@@ -73,10 +74,9 @@ def test_no_sample_count_leaves_a_fedtgp_client(algorithm: str, tmp_path: Path) 
     replies = train_replies(grid)
     assert len(replies) == 8
     for reply in replies:
-        assert set(reply.content["prototypes"]) == {"class-ids", "vectors"}
-        assert set(reply.content["header"]) == {"round", "partition"}
-        assert set(reply.content["metrics"]) <= {"loss", "prototype_loss", "contrast_loss"}
-        assert all(isinstance(value, float) for value in reply.content["metrics"].values())
+        assert set(contents.header(reply)) == {"round", "partition", "class-ids", "vectors"}
+        assert set(contents.metrics(reply)) <= {"loss", "prototype_loss", "contrast_loss"}
+        assert all(isinstance(value, float) for value in contents.metrics(reply).values())
 
 
 def test_sizes_can_stay_private(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_accuracy_is_weighted_by_test_samples(tmp_path: Path) -> None:
     grid = run_federation(SMALL, str(tmp_path / "run"))
     replies = [reply for reply in grid.replies if reply.metadata.message_type == "evaluate"][-4:]
     sizes = [reply.content["header"]["num-examples"] for reply in replies]
-    right = [reply.content["metrics"]["accuracy-prototype"] * size for reply, size in zip(replies, sizes, strict=True)]
+    right = [contents.metrics(reply)["accuracy-prototype"] * size for reply, size in zip(replies, sizes, strict=True)]
     assert rows_of(tmp_path / "run")[-1]["accuracy"] == pytest.approx(sum(right) / sum(sizes))
 
 
@@ -204,9 +204,9 @@ def test_all_failing_clients_end_the_run(tmp_path: Path) -> None:
 def test_a_reply_that_is_not_finite_is_dropped(algorithm: str, value: float, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and number == 2 and reply.metadata.message_type == "train":
-            vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+            vectors = contents.vectors(reply)
             vectors[0, 0] = value
-            reply.content["prototypes"]["vectors"] = Array(vectors)
+            contents.put_vectors(reply, vectors)
         return reply
 
     run_federation(f"algorithm={algorithm} {SMALL}", str(tmp_path / "run"), spoil=spoil)
@@ -270,7 +270,7 @@ def test_clients_without_data_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_first_round_without_prototypes_is_not_available_rather_than_zero(tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if number == 1 and reply.metadata.message_type == "train":
-            del reply.content["prototypes"]
+            contents.remove_prototypes(reply)
         return reply
 
     run_federation(f"algorithm=fedproto {SMALL}", str(tmp_path / "run"), spoil=spoil)
@@ -318,7 +318,7 @@ def test_the_prototype_term_pulls_from_the_second_round_on(tmp_path: Path) -> No
 def test_a_client_whose_replies_were_dropped_goes_on_from_its_last_good_state(state: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and number in (3, 4) and reply.metadata.message_type == "train":
-            reply.content["prototypes"]["vectors"] = Array(np.full((1, 1), np.nan, np.float32))
+            contents.put_vectors(reply, np.full_like(contents.vectors(reply), np.nan))
         return reply
 
     overrides = f"{SMALL} federation.rounds=6 federation.checkpoint_every=3 federation.state={state}"
@@ -330,9 +330,9 @@ def test_a_client_whose_replies_were_dropped_goes_on_from_its_last_good_state(st
 def test_a_huge_prototype_is_dropped_and_moves_nothing(tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and reply.metadata.message_type == "train":
-            vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+            vectors = contents.vectors(reply)
             vectors[0, 0] = 1e25
-            reply.content["prototypes"]["vectors"] = Array(vectors)
+            contents.put_vectors(reply, vectors)
         return reply
 
     run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
