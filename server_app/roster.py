@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from logging import WARNING, getLogger
+from logging import INFO, WARNING, getLogger
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -116,10 +116,14 @@ def discover(grid: Grid, config: Config, named: Mapping[int, str] | None = None)
 
 
 def _wait_for(grid: Grid, wanted: int, least: int | None, deadline: float) -> list[int]:
+    before = -1
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) >= wanted:
             return nodes
+        if len(nodes) != before:
+            LOG.log(INFO, "waiting for nodes: %d of %d are connected", len(nodes), wanted)
+            before = len(nodes)
         if time.monotonic() > deadline:
             if least is None or len(nodes) < least:
                 raise RuntimeError(_node_advice(len(nodes), wanted, least))

@@ -153,13 +153,20 @@ class Deployment:
         """Start so many SuperNodes as the security wants them, each with a state folder of its own."""
         return [self.member(f"node-{partition}", partition, number, **facts) for partition in range(number)]
 
+    def hospital(self, name: str, data: Path, **facts: str) -> Started:
+        """Start a good SuperNode that is known by its name and has images of its own."""
+        return self._member(name, {"name": name, "data": str(data), **facts})
+
     def member(self, name: str, partition: int, number: int, **facts: str) -> Started:
         """Start one good SuperNode; under a ``name`` used before it has the same key and the same state folder."""
+        return self._member(name, {"partition-id": partition, "num-partitions": number, **facts})
+
+    def _member(self, name: str, facts: Mapping[str, int | str]) -> Started:
         state = {"state-dir": str(self.home / "state" / name)}
         key = self.home / "keys" / name if self.security == "keys" else None
         if key is not None and not key.exists():
             self.register(make_node_key(key))
-        return self.node(name, {"partition-id": partition, "num-partitions": number, **state, **facts}, key=key)
+        return self.node(name, {**state, **facts}, key=key)
 
     def register(self, key: Path) -> str:
         """Allow the SuperNode with this key to take part, and return what Flower says."""

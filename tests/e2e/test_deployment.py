@@ -23,7 +23,7 @@ from tests.e2e.meter import metered
 from tests.fake_grid import run_federation
 
 pytestmark = pytest.mark.e2e
-SMALL = "debug=smoke partition.max_samples=240 federation.node_timeout=300"
+SMALL = "debug=smoke partition.max_samples=240 federation.num_clients=null federation.node_timeout=300"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -32,65 +32,70 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
-def simulated(overrides: str, folder: Path, num_nodes: int) -> list[dict[str, Any]]:
+def simulated(overrides: str, folder: Path, num_nodes: int, **grid: Any) -> list[dict[str, Any]]:
     """The same run in this process."""
     torch.set_num_threads(1)
-    run_federation(overrides, str(folder), num_nodes=num_nodes)
+    run_federation(overrides, str(folder), num_nodes=num_nodes, **grid)
     return rows_of(folder)
 
 
-def deployed(overrides: str, folder: Path, security: str, num_nodes: int) -> tuple[list[dict[str, Any]], int]:
-    """Run a deployment; return its lines, and how many bytes the nodes and the SuperLink exchanged in round 2."""
+def deployed(overrides: str, folder: Path, security: str, num_nodes: int) -> list[dict[str, Any]]:
+    """Run a deployment; return its lines after checking how many bytes the nodes exchanged with the SuperLink.
+
+    Nodes ask every three seconds whether there is a message, and now and then say that they live. What that costs is
+    measured before the run: it is Flower's price of waiting, not of a message.
+    """
     with Deployment(security) as deployment, metered(deployment.fleet_port) as meter:
         deployment.address = meter.address
-        deployment.nodes(num_nodes)
+        for node in deployment.nodes(num_nodes):
+            node.wait_for("SuperNode ID")
+        began, before = time.monotonic(), meter.bytes
+        time.sleep(10)
+        waiting = (meter.bytes - before) / (time.monotonic() - began)
         run = deployment.run(overrides, folder)
         deployment.wait_for_round(1, folder)
-        before = meter.bytes
+        began, before = time.monotonic(), meter.bytes
         deployment.wait_for_round(2, folder)
-        on_the_wire = meter.bytes - before
+        on_the_wire = meter.bytes - before - waiting * (time.monotonic() - began)
         assert deployment.finish(run, folder)["status"] == "completed"
     assert not deployment.home.exists()
     assert not processes.carriers(f"FLWR_HOME={deployment.home}")
-    return rows_of(folder), on_the_wire
-
-
-def polls(folder: Path, num_nodes: int) -> float:
-    """Bytes of the questions for messages in round 2: at most 700 each, every 3 seconds."""
-    row = json.loads((folder / "rounds.jsonl").read_text("utf-8").splitlines()[1])
-    return float(num_nodes * row["seconds"]["round"] * 700 / 3)
+    rows = rows_of(folder)
+    claimed, messages = sum(rows[1]["bytes"].values()), num_nodes * 4  # train and evaluate, there and back
+    print(f"claimed {claimed}, {(on_the_wire - claimed) / messages:.0f} more a message; {waiting:.0f} a second to wait")
+    assert 0.9 * claimed < on_the_wire < 1.1 * claimed + 5000 * messages
+    return rows
 
 
 def test_a_plain_deployment_has_the_numbers_of_a_simulation(tmp_path: Path) -> None:
-    rows, on_the_wire = deployed(SMALL, tmp_path / "deployed", "plain", 2)
+    rows = deployed(SMALL, tmp_path / "deployed", "plain", 2)
     assert rows == simulated(SMALL, tmp_path / "simulated", 2)
-    # Flower moves a message in 4 to 9 pieces, each by a call of its own with about 700 bytes of signed headers.
-    claimed, messages = sum(rows[1]["bytes"].values()), 2 * 4  # train and evaluate, to and from each node
-    assert claimed < on_the_wire < 1.1 * claimed + 10_000 * messages + polls(tmp_path / "deployed", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_tls_has_the_numbers_of_a_simulation_and_the_bytes_that_are_claimed(tmp_path: Path) -> None:
-    overrides = f"{SMALL} algorithm=fml"
-    rows, on_the_wire = deployed(overrides, tmp_path / "deployed", "tls", 2)
+def test_tls_has_the_numbers_of_a_simulation(tmp_path: Path) -> None:
+    overrides = f"{SMALL} algorithm=lg_fedavg"
+    rows = deployed(overrides, tmp_path / "deployed", "tls", 2)
     assert rows == simulated(overrides, tmp_path / "simulated", 2)
-    claimed, messages = sum(rows[1]["bytes"].values()), 2 * 4
-    assert claimed < on_the_wire < 1.1 * claimed + 5000 * messages + polls(tmp_path / "deployed", 2)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_node_keys_work_and_no_secret_is_anywhere(tmp_path: Path) -> None:
+def test_hospitals_with_node_keys_work_and_no_secret_is_anywhere(tmp_path: Path) -> None:
     images, labels = make_images()
-    np.savez(tmp_path / "images.npz", x=images, y=labels)
-    overrides = f"{SMALL} data=npz data.source.path={tmp_path / 'images.npz'}"
-    expected = simulated(overrides, tmp_path / "simulated", 3)
+    names = np.array(["left", "middle", "right"])
+    facts = []
+    for name, mine in (("north", labels < 2), ("south", labels > 0)):
+        np.savez(tmp_path / f"{name}.npz", x=images[mine], y=names[labels[mine]])
+        facts.append({"name": name, "data": str(tmp_path / f"{name}.npz")})
+    overrides = f"{SMALL} data=own federation.num_clients=2"
+    expected = simulated(overrides, tmp_path / "simulated", 2, facts=facts)
     folder = tmp_path / "deployed"
     with Deployment("keys") as deployment:
-        deployment.nodes(3)
+        for fact in facts:
+            deployment.hospital(fact["name"], Path(fact["data"]))
         summary = deployment.finish(deployment.run(overrides, folder), folder)
-        keys = [deployment.files.key, *(deployment.home / "keys" / f"node-{i}" for i in range(3))]
+        keys = [deployment.files.key, *(deployment.home / "keys" / fact["name"] for fact in facts)]
         bundled = bundle(deployment, keys, tmp_path)
         secrets = {line for key in keys for line in key.read_bytes().splitlines() if not line.startswith(b"-----")}
         for image in images:
@@ -98,12 +103,13 @@ def test_node_keys_work_and_no_secret_is_anywhere(tmp_path: Path) -> None:
             secrets |= {row, base64.b64encode(row), row.hex().encode()}
         public = list(deployment.home.glob("*.log"))
         public += [path for path in folder.rglob("*") if path.is_file()]
-        contents = {str(path): path.read_bytes() for path in public} | bundled
+        found = {str(path): path.read_bytes() for path in public} | bundled
     assert summary["status"] == "completed"
+    assert summary["class_names"] == ["left", "middle", "right"]
     assert rows_of(folder) == expected
     assert len(secrets) > 100
-    assert {Path(name).name for name in contents} >= {"run.log", "link.log", "node-0.log", "summary.json", "fedtgp.py"}
-    leaks = [(name, secret) for name, content in contents.items() for secret in secrets if secret in content]
+    assert {Path(name).name for name in found} >= {"run.log", "link.log", "north.log", "summary.json", "fedtgp.py"}
+    leaks = [(name, secret) for name, content in found.items() for secret in secrets if secret in content]
     assert not leaks
 
 
@@ -111,7 +117,7 @@ def bundle(deployment: Deployment, keys: list[Path], folder: Path) -> dict[str, 
     """Return the files of the bundle of a project in which somebody left the ``keys`` and the images lying."""
     project, kept = folder / "project", (".git", ".venv", "outputs", "__pycache__")
     shutil.copytree(REPOSITORY, project, ignore=shutil.ignore_patterns(*kept))
-    for key in (*keys, folder / "images.npz"):
+    for key in (*keys, folder / "north.npz"):
         shutil.copy(key, project)
         shutil.copy(key, project / "task")
     deployment.flwr("build", "--app", str(project))
@@ -189,8 +195,9 @@ def test_a_killed_and_a_frozen_node_stop_nobody(tmp_path: Path) -> None:
     assert not rows[0]["failures"]
     for row in rows[1:]:
         assert {failure["phase"] for failure in row["failures"] if failure["partition"] == 3} == {"train", "evaluate"}
-    assert any("Node Unavailable" in failure["reason"] for failure in rows[2]["failures"])
-    assert set(rows[2]["client_accuracy"]) == {"0", "1", "2", "4"}
+    assert 3 in rows[2]["absent"]
+    assert set(rows[2]["client_accuracy"]) >= {"0", "1", "2"}
+    assert {"4"} & set(rows[1]["client_accuracy"]) | {"4"} & set(rows[2]["client_accuracy"])
     assert summary["status"] == "completed with losses"
 
 
