@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.e2e.meter import metered
 from tests.fake_grid import run_federation
 
 pytestmark = pytest.mark.e2e
+LOG = getLogger(__name__)
 SMALL = "debug=smoke partition.max_samples=240 federation.num_clients=null federation.node_timeout=300"
 
 
@@ -62,8 +64,9 @@ def deployed(overrides: str, folder: Path, security: str, num_nodes: int) -> lis
     assert not processes.carriers(f"FLWR_HOME={deployment.home}")
     rows = rows_of(folder)
     claimed, messages = sum(rows[1]["bytes"].values()), num_nodes * 4  # train and evaluate, there and back
-    print(f"claimed {claimed}, {(on_the_wire - claimed) / messages:.0f} more a message; {waiting:.0f} a second to wait")
-    assert 0.9 * claimed < on_the_wire < 1.1 * claimed + 5000 * messages
+    more = (on_the_wire - claimed) / messages
+    LOG.info("claimed %d bytes; %.0f more a message, and %.0f a second of waiting", claimed, more, waiting)
+    assert 0.9 * claimed < on_the_wire < 1.1 * claimed + 5000 * messages, (claimed, more, waiting)
     return rows
 
 
@@ -196,8 +199,7 @@ def test_a_killed_and_a_frozen_node_stop_nobody(tmp_path: Path) -> None:
     for row in rows[1:]:
         assert {failure["phase"] for failure in row["failures"] if failure["partition"] == 3} == {"train", "evaluate"}
     assert 3 in rows[2]["absent"]
-    assert set(rows[2]["client_accuracy"]) >= {"0", "1", "2"}
-    assert {"4"} & set(rows[1]["client_accuracy"]) | {"4"} & set(rows[2]["client_accuracy"])
+    assert set(rows[2]["client_accuracy"]) == {"0", "1", "2", "4"}
     assert summary["status"] == "completed with losses"
 
 
