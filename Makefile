@@ -7,10 +7,11 @@ ROUNDS ?= 15
 FLOWER_NEXT := 1.42.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev run test test-all test-flower-next lint bench clean distclean
+.PHONY: help install install-dev run deploy-demo test test-all test-flower-next lint bench clean distclean
 
 help:
 	@echo "make run       the quick start: FedTGP, $(CLIENTS) clients, 4 architectures, $(ROUNDS) rounds (CLIENTS=, ROUNDS=)"
+	@echo "make deploy-demo   a SuperLink and three SuperNodes on this machine, with TLS and node keys; stops and cleans up"
 	@echo "make test      the tests; make test-all with the slow ones"
 	@echo "make lint      ruff and mypy; make test-flower-next runs a part of the tests on Flower $(FLOWER_NEXT)"
 	@echo "make bench     the benchmarks, each with its own table"
@@ -37,6 +38,10 @@ run: install
 	$(BIN)/protofed algorithm=fedtgp data=fashion_small partition=dirichlet partition.alpha=0.1 model=htcnn4 \
 		train=steady federation.num_clients=$(CLIENTS) federation.rounds=$(ROUNDS)
 
+# On free ports and in a temporary folder, so that nothing else that runs on this machine is touched.
+deploy-demo: install
+	$(BIN)/python -m tests.e2e.deploy_demo
+
 test: install-dev
 	$(BIN)/python -m pytest -m "not slow"
 
@@ -45,8 +50,8 @@ test-all: install-dev
 
 # The code must also run on the newest Flower, whose nodes speak HTTP; its package shadows the installed one here.
 test-flower-next: $(VENV)/.flower-next
-	PYTHONPATH=$(VENV)/flower-next $(BIN)/python -m pytest tests/test_payload.py tests/server_app tests/test_federation.py \
-		-k "payload or roster or two_rounds"
+	PYTHONPATH=$(CURDIR)/$(VENV)/flower-next $(BIN)/python -m pytest tests/test_payload.py tests/server_app tests/test_federation.py \
+		tests/e2e/test_deployment.py -k "payload or roster or two_rounds or plain_deployment"
 
 $(VENV)/.flower-next: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \

@@ -9,14 +9,16 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.session import Session, open_session
+from client_app.node_facts import named_errors
+from client_app.session import Session, class_names_of, open_session
 from client_app.state import open_store
 from client_app.trainers.base import Trainer
 from task.config import build
-from task.messages import NodeReport
+from task.messages import UNPLACED, NodeReport
 from task.models.split import parameter_count
 from task.payload import (
     decode_download,
+    decode_placement,
     encode_evaluation,
     encode_node_report,
     encode_upload,
@@ -29,8 +31,20 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Answer with the facts of this client; builds its model once, so that a bad one is found before round 1."""
-    session = open_session(context)
+    """Answer with the facts of this client; builds its model once, so that a bad one is found before round 1.
+
+    A node that is known by name and has not been told its place yet only says who it is and which classes it knows.
+    """
+    placement = decode_placement(message.content)
+    if placement is None:
+        node, known = class_names_of(context)
+        if node.partition == UNPLACED:
+            own = node.data is not None
+            report = NodeReport(UNPLACED, 0, "", 0, 1, known, "", (), name=node.name, own_data=own)
+            return Message(encode_node_report(report), reply_to=message)
+    session = open_session(context, placement)
+    with named_errors(context.node_config):
+        parameters = parameter_count(_within_memory(session, lambda: session.model))
     split, labels, classes = session.split, session.dataset.labels, session.num_classes
     shared = session.config.federation.report_sizes
     held, counts = np.zeros(0, np.int64), None  # a client without labels tells nothing about classes
@@ -41,7 +55,7 @@ def query(message: Message, context: Context) -> Message:
         partition=session.node.partition,
         num_partitions=session.node.num_partitions,
         model=session.model_name,
-        parameters=parameter_count(_within_memory(session, lambda: session.model)),
+        parameters=parameters,
         feature_dim=session.config.model.feature_dim,
         class_names=session.dataset.class_names,
         device=str(session.device),
@@ -51,6 +65,8 @@ def query(message: Message, context: Context) -> Message:
         class_counts=tuple(int(count) for count in counts) if shared and counts is not None else None,
         image_shape=session.dataset.image_shape,
         role="labelled" if session.is_labelled else "unlabelled",
+        name=session.node.name,
+        own_data=session.node.data is not None,
     )
     return Message(encode_node_report(report), reply_to=message)
 
@@ -77,7 +93,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _open(message: Message, context: Context) -> tuple[Session, Trainer]:
-    session = open_session(context)
+    session = open_session(context, decode_placement(message.content))
     trainer = build(session.config.algorithm.client, "algorithm.client")
     assert isinstance(trainer, Trainer)
     session.download = decode_download(message.content, session.num_classes, trainer.shared_width(session))

@@ -9,14 +9,16 @@ import torch
 from flwr.app import Context
 from torch import Generator, Tensor
 
+from client_app.node_facts import NodeFacts, has_labels, named_errors, node_facts
 from task.averaging import labelled, part, require_alike
-from task.config import NodeSettings, build, has_labels, load_cached, node_settings
+from task.config import build, load_cached
 from task.data.loaders import Batch, ClientData, prepared
+from task.data.own import own_source, own_split
 from task.data.partition import client_splits
 from task.data.prepare import ImageDataset, prepare
 from task.data.shares import Split
 from task.data.sources import Indices
-from task.messages import Download
+from task.messages import Download, Placement
 from task.models.assign import build_auxiliary, build_model, entry_for
 from task.models.split import SplitModel
 from task.schema import Config
@@ -34,7 +36,7 @@ class Session:
     """
 
     config: Config
-    node: NodeSettings
+    node: NodeFacts
     dataset: ImageDataset
     split: Split
     device: torch.device
@@ -51,7 +53,7 @@ class Session:
     @property
     def model_name(self) -> str:
         """The name of the client's entry of the model group."""
-        return str(entry_for(self.config.model, self.node.partition)["name"])
+        return str(entry_for(self.config.model, self.node.partition, self.node.model)["name"])
 
     @cached_property
     def model(self) -> SplitModel:
@@ -152,6 +154,7 @@ class Session:
             num_classes=self.num_classes,
             image_shape=self.dataset.image_shape,
             seed=self.config.seed,
+            pinned=self.node.model,
         )
 
     def _empty_auxiliary(self) -> SplitModel:
@@ -164,7 +167,7 @@ class Session:
         return model.to(memory_format=torch.channels_last) if self.config.train.channels_last else model
 
 
-def open_session(context: Context) -> Session:
+def open_session(context: Context, placement: Placement | None = None) -> Session:
     """Return the session of a message, its data prepared and its device chosen.
 
     Raises
@@ -172,9 +175,14 @@ def open_session(context: Context) -> Session:
     ValueError
         A fact of the node or a setting that does not fit, in one line.
     """
+    with named_errors(context.node_config):
+        return _open_session(context, placement)
+
+
+def _open_session(context: Context, placement: Placement | None) -> Session:
     overrides = str(context.run_config.get("overrides", ""))
     config = load_cached(overrides)
-    node = node_settings(context.node_config)
+    node = node_facts(context.node_config).placed(placement)
     wanted = config.federation.num_clients
     if wanted is not None and wanted != node.num_partitions:
         raise ValueError(
@@ -183,10 +191,17 @@ def open_session(context: Context) -> Session:
         )
     torch.set_num_threads(config.train.threads)
     device = choose_device(node.device or config.train.device, node.partition)
-    dataset, splits = _data_of(overrides, node.num_partitions, node.cache_dir)
+    dataset, split = _data_of(overrides, node, placement.class_names if placement else ())
     is_labelled = has_labels(config, node)
-    split = _usable(splits[node.partition], dataset, trained=is_labelled, tested=node.role != "unlabelled")
+    split = _usable(split, dataset, trained=is_labelled, tested=node.role != "unlabelled")
     return Session(config, node, dataset, split, device, is_labelled)
+
+
+def class_names_of(context: Context) -> tuple[NodeFacts, tuple[str, ...]]:
+    """Return the facts of a node that has not been placed yet, and the classes that it knows by name."""
+    overrides, node = str(context.run_config.get("overrides", "")), node_facts(context.node_config)
+    with named_errors(context.node_config):
+        return node, _dataset_of(overrides, node, ()).class_names
 
 
 def _usable(split: Split, dataset: ImageDataset, *, trained: bool, tested: bool) -> Split:
@@ -207,10 +222,29 @@ def choose_device(wanted: str, partition: int) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and available else "cpu")
 
 
-@lru_cache(maxsize=2)
-def _data_of(overrides: str, num_clients: int, cache_dir: Path | None) -> tuple[ImageDataset, tuple[Split, ...]]:
-    """Return the prepared images and every client's split: once in a process, shared by its messages."""
+@lru_cache(maxsize=256)
+def _data_of(overrides: str, node: NodeFacts, class_names: tuple[str, ...]) -> tuple[ImageDataset, Split]:
+    """Return the prepared images and the client's split, its labels in the order of ``class_names``, if there are any.
+
+    Once in a process for each client; what clients share, the images and the division, once for all of them.
+    """
     config = load_cached(overrides)
-    folder = cache_dir or (Path(config.data.cache_dir).expanduser() if config.data.cache_dir else None)
-    dataset = prepare(build(config.data.source, "data.source"), folder)
-    return dataset, client_splits(build(config.partition, "partition"), dataset, num_clients, config.seed)
+    dataset = _dataset_of(overrides, node, class_names)
+    partition = build(config.partition, "partition")
+    if node.data is not None:
+        return dataset, own_split(dataset, partition, node.partition, node.num_partitions, config.seed)
+    return dataset, client_splits(partition, dataset, node.num_partitions, config.seed)[node.partition]
+
+
+def _dataset_of(overrides: str, node: NodeFacts, class_names: tuple[str, ...]) -> ImageDataset:
+    config = load_cached(overrides)
+    source = build(config.data.source, "data.source")
+    folder = node.cache_dir or (Path(config.data.cache_dir).expanduser() if config.data.cache_dir else None)
+    dataset = prepare(own_source(node.data, source) if node.data is not None else source, folder)
+    names = class_names or tuple(config.data.classes or ())
+    return _in_order(dataset, names, f"node {node.name!r}" if node.name else f"client {node.partition}")
+
+
+@lru_cache(maxsize=2)
+def _in_order(dataset: ImageDataset, class_names: tuple[str, ...], who: str) -> ImageDataset:
+    return dataset.with_classes(class_names, who) if class_names else dataset

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from task.config import NodeSettings
+from client_app.node_facts import NodeFacts
 from task.payload import decode_tensors, encode_tensors
 from task.schema import Config
 
@@ -99,7 +99,7 @@ class ContextStore:
                 del self.context.state[key]
 
 
-def open_store(config: Config, node: NodeSettings, context: Context, session: str) -> StateStore:
+def open_store(config: Config, node: NodeFacts, context: Context, session: str) -> StateStore:
     """Return the store of this client in the run called ``session``.
 
     The folder is the node's ``state-dir``, or ``federation.state_dir``, or ``client-state`` in the results folder,

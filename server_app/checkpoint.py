@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -14,12 +14,13 @@ FILE = "state.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: the last complete ``round``, its ``session``, each client's state round."""
+    """What a run goes on from: the last complete ``round``, its ``session``, each client's state round and name."""
 
     round: int
     session: str
     state_rounds: dict[int, int]
     num_clients: int
+    names: dict[int, str] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Tensor], checkpoint: Checkpoint) -> None:
@@ -47,6 +48,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], Checkpoint]:
             fields = json.loads(file.metadata()["checkpoint"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         rounds = {int(partition): int(value) for partition, value in fields["state_rounds"].items()}
-        return state, Checkpoint(int(fields["round"]), str(fields["session"]), rounds, int(fields["num_clients"]))
+        names = {int(partition): str(name) for partition, name in fields.get("names", {}).items()}
+        numbers = int(fields["round"]), int(fields["num_clients"])
+        return state, Checkpoint(numbers[0], str(fields["session"]), rounds, numbers[1], names)
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

@@ -19,6 +19,7 @@ from task.resume import check_unchanged
 from task.schema import Config, require
 
 LOG = getLogger("flwr")
+INTERRUPTED = "interrupted"
 
 
 def run_experiment(config: Config, overrides: str, grid: Grid, context: Context) -> None:
@@ -45,12 +46,13 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
     strategy: RoundStrategy | None = None
     try:
         device = _prepare_machine(config)
-        run = Run(config, discover(grid, config), recorder, session, device, state=state)
+        roster = discover(grid, config, before.names if before else None)
+        run = Run(config, roster, recorder, session, device, state=state)
         require_labelled(config, run.roster)
         _warn_of_empty_clients(run)
         if before is not None:
             clients = f"{before.num_clients}, as before: the data would be divided anew"
-            require(len(run.roster) == before.num_clients, "federation.num_clients", len(run.roster), clients)
+            require(run.roster.size == before.num_clients, "federation.num_clients", run.roster.size, clients)
             run.done, run.state_rounds = before.round, dict(before.state_rounds)
             run.client_prototypes = recorder.read_client_prototypes()
         built = build(config.algorithm.server, "algorithm.server")
@@ -60,10 +62,13 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         left = config.federation.rounds - run.done
         strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=config.federation.round_timeout)
         strategy.checkpoint()
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or ``flwr stop``
+        _finish(recorder, "failed", INTERRUPTED, run, strategy)
+        raise
     except BaseException as error:
         _finish(recorder, "failed", str(error) or type(error).__name__, run, strategy)
         raise
-    lost = any(row["failures"] for row in recorder.rows)
+    lost = any(row["failures"] or row.get("absent") for row in recorder.rows)
     _finish(recorder, "completed with losses" if lost else "completed", None, run, strategy)
     LOG.log(INFO, "results: %s", folder)
 

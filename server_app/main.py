@@ -1,12 +1,12 @@
 """Flower's ``ServerApp``: check the configuration first, then run the experiment."""
 
-from logging import ERROR, getLogger
+from logging import ERROR, WARNING, getLogger
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from task.config import load
-from task.schema import require_absolute_paths
+from task.paths import require_absolute_paths
 
 LOG = getLogger("flwr")
 app = ServerApp()
@@ -26,6 +26,9 @@ def main(grid: Grid, context: Context) -> None:
         from server_app.experiment import run_experiment
 
         run_experiment(config, overrides, grid, context)
+    except (KeyboardInterrupt, SystemExit):
+        LOG.log(WARNING, "the run was interrupted")
+        raise
     except BaseException as error:
         LOG.log(ERROR, "the run failed: %s", str(error) or type(error).__name__)
         raise

@@ -142,7 +142,8 @@ class Recorder:
         for partition, report in roster.reports.items():
             counts = " ".join(map(str, report.class_counts)) if report.class_counts is not None else ""
             sizes = ["" if size is None else size for size in (report.train_size, report.test_size)]
-            facts = [partition, f"client-{partition}", report.model, report.parameters, report.device, *sizes]
+            name = report.name or f"client-{partition}"
+            facts = [partition, name, report.model, report.parameters, report.device, *sizes]
             classes = " ".join(map(str, report.class_ids))
             writer.writerow([*facts, classes, counts, *self._client_accuracy(partition)])
         self._write_text(CLIENTS, buffer.getvalue())

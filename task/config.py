@@ -11,7 +11,6 @@ import re
 import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,11 +20,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from task.schema import Config, require_choice
+from task.schema import Config
 
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
-NODE_KEYS = {"partition-id", "num-partitions", "device", "state-dir", "cache-dir", "role"}
-ROLES = ("labelled", "unlabelled")
 OWN_PACKAGES = ("task", "server_app", "client_app")
 SWEEP = "sweep="
 
@@ -98,76 +95,6 @@ def build(node: Mapping[str, Any], where: str = "", **runtime: Any) -> Any:
         return target(**settings, **runtime)
     except ValueError as error:
         raise ValueError(f"{where}.{error}" if where and "=" in str(error).split(" ", 1)[0] else str(error)) from error
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """Facts of one machine. ``partition`` counts from 0 to ``num_partitions - 1``; null means the run's own.
-
-    ``role`` says whether the node's images have labels: ``labelled`` or ``unlabelled``; null leaves it to ``labels``.
-    """
-
-    partition: int
-    num_partitions: int
-    device: str | None = None
-    state_dir: Path | None = None
-    cache_dir: Path | None = None
-    role: str | None = None
-
-
-def node_settings(node_config: Mapping[str, Any]) -> NodeSettings:
-    """Read what a SuperNode was started with (``--node-config``); a simulation fills in the two numbers.
-
-    Raises
-    ------
-    ValueError
-        One line with an example, for a missing, malformed or out-of-range fact.
-    """
-    unknown = sorted(set(node_config) - NODE_KEYS)
-    if unknown:
-        raise ValueError(f"node-config {unknown[0]!r} is unknown; known: {', '.join(sorted(NODE_KEYS))}")
-    example = "start the SuperNode with --node-config 'partition-id=0 num-partitions=5'"
-    numbers = {}
-    for key in ("partition-id", "num-partitions"):
-        value = node_config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"node-config {key}={value!r} is not a whole number; {example}")
-        numbers[key] = value
-    partition, total = numbers["partition-id"], numbers["num-partitions"]
-    if not 0 <= partition < total:
-        raise ValueError(f"node-config partition-id={partition} is not in 0..{total - 1}; {example}")
-    device = node_config.get("device")
-    if device not in (None, "auto", "cpu", "cuda"):
-        raise ValueError(f"node-config device={device!r} is not allowed: one of auto, cpu, cuda")
-    role = node_config.get("role")
-    if role is not None:
-        require_choice("node-config role", str(role), ROLES)
-    folders = {}
-    for key in ("state-dir", "cache-dir"):
-        path = Path(str(node_config[key])).expanduser() if key in node_config else None
-        if path is not None and not path.is_absolute():
-            raise ValueError(f"node-config {key}={str(path)!r} is not allowed: an absolute path")
-        folders[key] = path
-    named = None if role is None else str(role)
-    return NodeSettings(partition, total, device, folders["state-dir"], folders["cache-dir"], named)
-
-
-def has_labels(config: Config, node: NodeSettings) -> bool:
-    """Tell whether a client's images have labels for its training: by its node's role, or as ``labels`` has it.
-
-    Raises
-    ------
-    ValueError
-        The method reveals labels (``algorithm.unlabelled=revealed``) and the node says that it has none.
-    """
-    if config.algorithm.unlabelled == "revealed":
-        if node.role == "unlabelled":
-            allowed = f"not with node-config role=unlabelled (client {node.partition}): there is nothing to reveal"
-            raise ValueError(f"algorithm.unlabelled='revealed' is not allowed: {allowed}")
-        return True
-    if node.role is not None:
-        return node.role == "labelled"
-    return node.partition < config.labels.labelled_clients(node.num_partitions)
 
 
 def _compose(words: list[str]) -> DictConfig:

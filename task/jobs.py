@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from task.config import load
+from task.paths import declared_paths
 from task.result_files import FAILED, read_json
-from task.schema import Config, declared_paths
+from task.schema import Config
 
 DEFAULT_CLIENTS = 8
 """Simulated clients where ``federation.num_clients`` is null."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+UNPLACED = -1
+"""The partition of a node that is known by name and has not been told its place in the run."""
 NO_PARAMETERS = ("running_mean", "running_var", "num_batches_tracked")
 """How the names of weights end that are BatchNorm's statistics."""
 
@@ -41,6 +43,18 @@ class PrototypeSet:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """What a node cannot know by itself, and is told with every message: its place in the run, and the C classes.
+
+    Only for nodes that are known by name, or whose own data has other classes or another order of them.
+    """
+
+    partition: int
+    num_partitions: int
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Shared:
     """What a method's server sends: global prototypes, named weights, both, or nothing (yet)."""
 
@@ -61,6 +75,7 @@ class Download(Shared):
     session: str = ""
     state_round: int = 0
     durable_round: int = 0
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,8 @@ class NodeReport:
 
     ``class_names`` has C entries, as does ``class_counts`` (training and test samples together). ``image_shape`` is
     (channels, height, width); a server that trains no model of its own never asks for it. ``role`` is ``labelled`` or
-    ``unlabelled``; a client without labels has no classes to report.
+    ``unlabelled``; a client without labels has no classes to report. ``name`` is empty where the node has none;
+    ``own_data`` tells that its images are its own and no part of the run's ``data``.
     """
 
     partition: int
@@ -113,6 +129,14 @@ class NodeReport:
     class_counts: tuple[int, ...] | None = None
     image_shape: tuple[int, ...] = ()
     role: str = "labelled"
+    name: str = ""
+    own_data: bool = False
+
+    @property
+    def who(self) -> str:
+        """What messages call the client."""
+        name = f" ({self.name})" if self.name else ""
+        return f"client {self.partition}{name}" if self.partition != UNPLACED else f"node {self.name!r}"
 
 
 @dataclass(frozen=True)

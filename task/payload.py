@@ -1,26 +1,32 @@
 """What travels between server and clients, and the only file that names records and keys.
 
-Every message is a Flower ``RecordDict``: a ``header`` (round, partition), at most one ``prototypes`` and one
-``weights`` record of arrays, and a ``metrics`` record of numbers. Nothing is pickled. Decoding trusts nobody: shape,
-dtype, class ids, round and finiteness are checked; an error names the client, the record and what is allowed.
+Every message is a Flower ``RecordDict`` of a ``header`` (round, partition, metrics, prototypes) and at most one
+``weights`` record of arrays. Flower sends each record, array and chunk of an array by a call of its own that costs 700
+bytes, so what is small travels in the header: prototypes as plain little-endian float32. Nothing is pickled. Decoding
+trusts nobody: shape, dtype, class ids, round and finiteness are checked; an error names the client, the key and what
+is allowed.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
+from task.checks import numbers, texts, typed, whole
+from task.messages import UNPLACED, Download, EvaluationReport, Expected, NodeReport, Placement, PrototypeSet, Upload
 from task.npy import read_npy
 
-HEADER, PROTOTYPES, WEIGHTS, METRICS = "header", "prototypes", "weights", "metrics"
+HEADER, WEIGHTS = "header", "weights"
+CLASS_IDS, VECTORS, COUNTS = "class-ids", "vectors", "counts"
+METRIC = "metric."
+"""How the keys of metrics begin."""
+FLOAT32 = np.dtype("<f4")
 LARGEST_NORM = 1e6
 """The largest norm of a prototype that is believed; features of trained networks have norms of tens."""
-T = TypeVar("T")
 
 
 def nbytes(content: RecordDict) -> int:
@@ -36,40 +42,49 @@ def nbytes(content: RecordDict) -> int:
 
 def encode_download(download: Download) -> RecordDict:
     """Return the message content for a client."""
-    header = ConfigRecord(
-        {
-            "round": download.round,
-            "session": download.session,
-            "state-round": download.state_round,
-            "durable-round": download.durable_round,
-        }
-    )
-    return _with_arrays(RecordDict({HEADER: header}), download)
+    header: dict[str, Any] = {
+        "round": download.round,
+        "session": download.session,
+        "state-round": download.state_round,
+        "durable-round": download.durable_round,
+    }
+    return _content(header | _place(download.placement) | _prototype_keys(download.prototypes), download.weights)
 
 
 def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> Download:
     """Return what the server sent; ``ValueError`` when it does not fit C classes of width K."""
-    header = _config(content, HEADER, "server")
-    session = _typed(header, "session", "server", str)
+    header = _header(content, "server")
+    session = typed(header, "session", "server", str)
     if not session or not all(c.isascii() and (c.isalnum() or c in "-_") for c in session):
         raise ValueError(f"server sent session={session!r}: only letters, digits, '-' and '_' are allowed")
     return Download(
-        round=_whole(header, "round", "server", 0),
+        round=whole(header, "round", "server", 0),
         session=session,
-        state_round=_whole(header, "state-round", "server", 0),
-        durable_round=_whole(header, "durable-round", "server", 0),
-        prototypes=_prototypes(content, "server", num_classes, feature_dim),
+        state_round=whole(header, "state-round", "server", 0),
+        durable_round=whole(header, "durable-round", "server", 0),
+        placement=decode_placement(content),
+        prototypes=_prototypes(header, "server", num_classes, feature_dim),
         weights=_weights(content, "server"),
     )
 
 
+def encode_placement(placement: Placement | None) -> RecordDict:
+    """Return the message content of a query."""
+    return _content(_place(placement))
+
+
+def decode_placement(content: RecordDict) -> Placement | None:
+    """Return what the server tells a node of its place in the run, with any message; None when it tells nothing."""
+    if HEADER not in content or "partition" not in _header(content, "server"):
+        return None
+    header = _header(content, "server")
+    place = whole(header, "partition", "server", 0), whole(header, "num-partitions", "server", 1)
+    return Placement(*place, texts(header, "class-names", "server"))
+
+
 def encode_upload(upload: Upload) -> RecordDict:
     """Return the message content of a train reply."""
-    header: dict[str, Any] = {"round": upload.round, "partition": upload.partition}
-    if upload.examples is not None:
-        header["num-examples"] = upload.examples
-    metrics = MetricRecord({key: float(value) for key, value in upload.metrics.items()})
-    return _with_arrays(RecordDict({HEADER: ConfigRecord(header), METRICS: metrics}), upload)
+    return _content(_reply_keys(upload) | _prototype_keys(upload.prototypes), upload.weights)
 
 
 def decode_upload(content: RecordDict, expected: Expected) -> Upload:
@@ -85,31 +100,27 @@ def decode_upload(content: RecordDict, expected: Expected) -> Upload:
     return Upload(
         expected.partition,
         expected.round,
-        prototypes=_prototypes(content, who, expected.num_classes, expected.feature_dim),
+        prototypes=_prototypes(header, who, expected.num_classes, expected.feature_dim),
         weights=_weights(content, who),
-        examples=_whole(header, "num-examples", who, 0) if "num-examples" in header else None,
-        metrics=_metrics(content, who),
+        examples=whole(header, "num-examples", who, 0) if "num-examples" in header else None,
+        metrics=_metrics(header, who),
     )
 
 
 def encode_evaluation(report: EvaluationReport) -> RecordDict:
     """Return the message content of an evaluate reply."""
-    header: dict[str, Any] = {"round": report.round, "partition": report.partition}
-    if report.examples is not None:
-        header["num-examples"] = report.examples
-    metrics = MetricRecord({key: float(value) for key, value in report.metrics.items()})
-    return RecordDict({HEADER: ConfigRecord(header), METRICS: metrics})
+    return _content(_reply_keys(report))
 
 
 def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationReport:
     """Return the evaluate reply of a client; ``ValueError`` as in ``decode_upload``."""
     who = f"client {expected.partition}"
     header = _check_header(content, expected, who)
-    examples = _whole(header, "num-examples", who, 0) if "num-examples" in header else None
-    metrics = _metrics(content, who)
+    examples = whole(header, "num-examples", who, 0) if "num-examples" in header else None
+    metrics = _metrics(header, who)
     for key, value in metrics.items():
         if key.startswith("accuracy") and not 0 <= value <= 1:
-            raise ValueError(f"{who} sent {METRICS}.{key}={value}: it must be in [0, 1]")
+            raise ValueError(f"{who} sent {key}={value}: it must be in [0, 1]")
     return EvaluationReport(expected.partition, expected.round, examples, metrics)
 
 
@@ -126,46 +137,48 @@ def encode_node_report(report: NodeReport) -> RecordDict:
         "class-ids": list(report.class_ids),
         "image-shape": list(report.image_shape),
         "role": report.role,
+        "name": report.name,
+        "own-data": report.own_data,
     }
     for key, value in (("train-size", report.train_size), ("test-size", report.test_size)):
         if value is not None:
             header[key] = value
     if report.class_counts is not None:
         header["class-counts"] = list(report.class_counts)
-    return RecordDict({HEADER: ConfigRecord(header)})
+    return _content(header)
 
 
 def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
     """Return the facts of the client on node ``node_id``; ``ValueError`` when one is missing or malformed."""
     who = f"node {node_id}"
-    header = _config(content, HEADER, who)
-    names = header.get("class-names")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{who} sent class-names={names!r}: a list of at least one text is needed")
+    header = _header(content, who)
+    names = texts(header, "class-names", who)
     num_classes = len(names)
-    counts = _numbers(header, "class-counts", who) if "class-counts" in header else None
+    counts = numbers(header, "class-counts", who) if "class-counts" in header else None
     if counts is not None and len(counts) != num_classes:
         raise ValueError(f"{who} sent {len(counts)} class-counts for {num_classes} classes")
-    class_ids = _numbers(header, "class-ids", who)
+    class_ids = numbers(header, "class-ids", who)
     if any(not 0 <= class_id < num_classes for class_id in class_ids):
         raise ValueError(f"{who} sent class-ids {class_ids[:5]}...: they must be in 0..{num_classes - 1}")
-    role = _typed(header, "role", who, str)
+    role = typed(header, "role", who, str)
     if role not in ("labelled", "unlabelled"):
         raise ValueError(f"{who} sent role={role!r}: labelled or unlabelled is needed")
     return NodeReport(
-        partition=_whole(header, "partition", who, 0),
-        num_partitions=_whole(header, "num-partitions", who, 1),
-        model=_typed(header, "model", who, str),
-        parameters=_whole(header, "parameters", who, 0),
-        feature_dim=_whole(header, "feature-dim", who, 1),
-        class_names=tuple(map(str, names)),
-        device=_typed(header, "device", who, str),
+        partition=whole(header, "partition", who, UNPLACED),
+        num_partitions=whole(header, "num-partitions", who, 0),
+        model=typed(header, "model", who, str),
+        parameters=whole(header, "parameters", who, 0),
+        feature_dim=whole(header, "feature-dim", who, 1),
+        class_names=names,
+        device=typed(header, "device", who, str),
         class_ids=class_ids,
-        train_size=_whole(header, "train-size", who, 0) if "train-size" in header else None,
-        test_size=_whole(header, "test-size", who, 0) if "test-size" in header else None,
+        train_size=whole(header, "train-size", who, 0) if "train-size" in header else None,
+        test_size=whole(header, "test-size", who, 0) if "test-size" in header else None,
         class_counts=counts,
-        image_shape=_numbers(header, "image-shape", who),
+        image_shape=numbers(header, "image-shape", who),
         role=role,
+        name=typed(header, "name", who, str),
+        own_data=bool(header.get("own-data")),
     )
 
 
@@ -179,16 +192,38 @@ def decode_tensors(record: ArrayRecord, who: str) -> dict[str, Tensor]:
     return {name: torch.from_numpy(_array(record, name, who, np.float32, np.int64)) for name in record}
 
 
-def _with_arrays(content: RecordDict, message: Download | Upload) -> RecordDict:
-    prototypes = message.prototypes
-    if message.weights is not None:
-        content[WEIGHTS] = encode_tensors(message.weights)
-    if prototypes is not None:
-        tensors = {"class-ids": prototypes.class_ids, "vectors": prototypes.vectors}
-        if prototypes.counts is not None:
-            tensors["counts"] = prototypes.counts
-        content[PROTOTYPES] = encode_tensors(tensors)
+def _content(header: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> RecordDict:
+    content = RecordDict({HEADER: ConfigRecord(dict(header))})
+    if weights is not None:
+        content[WEIGHTS] = encode_tensors(weights)
     return content
+
+
+def _place(placement: Placement | None) -> dict[str, Any]:
+    if placement is None:
+        return {}
+    return {
+        "partition": placement.partition,
+        "num-partitions": placement.num_partitions,
+        "class-names": list(placement.class_names),
+    }
+
+
+def _reply_keys(reply: Upload | EvaluationReport) -> dict[str, Any]:
+    header: dict[str, Any] = {"round": reply.round, "partition": reply.partition}
+    if reply.examples is not None:
+        header["num-examples"] = reply.examples
+    return header | {f"{METRIC}{key}": float(value) for key, value in reply.metrics.items()}
+
+
+def _prototype_keys(prototypes: PrototypeSet | None) -> dict[str, Any]:
+    if prototypes is None:
+        return {}
+    vectors = prototypes.vectors.detach().cpu().numpy().astype(FLOAT32)
+    header: dict[str, Any] = {CLASS_IDS: prototypes.class_ids.tolist(), VECTORS: vectors.tobytes()}
+    if prototypes.counts is not None:
+        header[COUNTS] = prototypes.counts.tolist()
+    return header
 
 
 def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
@@ -204,37 +239,28 @@ def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
     return tensors
 
 
-def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> PrototypeSet | None:
-    if PROTOTYPES not in content:
+def _prototypes(header: ConfigRecord, who: str, num_classes: int, width: int) -> PrototypeSet | None:
+    if not {CLASS_IDS, VECTORS, COUNTS} & set(header):
         return None
-    record = content[PROTOTYPES]
-    if not isinstance(record, ArrayRecord):
-        raise ValueError(f"{who} sent {PROTOTYPES} as {type(record).__name__}: an ArrayRecord is needed")
-    unknown = set(record) - {"class-ids", "vectors", "counts"}
-    if unknown or not {"class-ids", "vectors"} <= set(record):
-        raise ValueError(f"{who} sent {PROTOTYPES} with {sorted(record)}: class-ids, vectors and maybe counts")
-    ids = _array(record, "class-ids", who, np.int64)
-    vectors = _array(record, "vectors", who, np.float32)
-    if ids.ndim != 1 or vectors.shape != (len(ids), width):
-        shapes = f"class-ids {ids.shape}, vectors {vectors.shape}"
-        raise ValueError(f"{who} sent {PROTOTYPES} of shape {shapes}: (n,) and (n, {width}) are needed")
-    if len(ids) and (ids.min() < 0 or ids.max() >= num_classes):
-        raise ValueError(f"{who} sent class ids {ids.min()}..{ids.max()}: they must be in 0..{num_classes - 1}")
-    if len(np.unique(ids)) != len(ids):
+    ids, data = numbers(header, CLASS_IDS, who), typed(header, VECTORS, who, bytes)
+    if len(data) != len(ids) * width * FLOAT32.itemsize:
+        raise ValueError(f"{who} sent {len(data)} bytes of {VECTORS}: float32 ({len(ids)}, {width}) are needed")
+    if any(class_id >= num_classes for class_id in ids):
+        raise ValueError(f"{who} sent class id {max(ids)}: class ids must be in 0..{num_classes - 1}")
+    if len(set(ids)) != len(ids):
         raise ValueError(f"{who} sent a class id twice")
+    vectors = np.frombuffer(data, FLOAT32).reshape(len(ids), width).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise ValueError(f"{who} sent prototypes that are not finite (NaN or Inf)")
     if len(ids) and np.linalg.norm(vectors.astype(np.float64), axis=1).max() > LARGEST_NORM:
         raise ValueError(f"{who} sent a prototype with a norm above {LARGEST_NORM:g}")
     counts = None
-    if "counts" in record:
-        counts = _array(record, "counts", who, np.int64)
-        if counts.shape != ids.shape or (len(counts) and (counts.min() < 1 or counts.max() > 2**31)):
-            raise ValueError(f"{who} sent malformed counts: one per class, from 1 to {2**31}")
-    tensors = [torch.from_numpy(array) if array is not None else None for array in (ids, vectors, counts)]
-    assert tensors[0] is not None
-    assert tensors[1] is not None
-    return PrototypeSet(tensors[0], tensors[1], tensors[2])
+    if COUNTS in header:
+        counts = numbers(header, COUNTS, who)
+        if len(counts) != len(ids) or any(not 1 <= count <= 2**31 for count in counts):
+            raise ValueError(f"{who} sent malformed {COUNTS}: one per class, from 1 to {2**31}")
+    counted = torch.tensor(counts, dtype=torch.int64) if counts is not None else None
+    return PrototypeSet(torch.tensor(ids, dtype=torch.int64), torch.from_numpy(vectors), counted)
 
 
 def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -249,49 +275,24 @@ def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -
 
 
 def _check_header(content: RecordDict, expected: Expected, who: str) -> ConfigRecord:
-    header = _config(content, HEADER, who)
+    header = _header(content, who)
     for key, wanted in (("round", expected.round), ("partition", expected.partition)):
-        found = _whole(header, key, who, 0)
+        found = whole(header, key, who, 0)
         if found != wanted:
             raise ValueError(f"{who} replied for {key} {found}: {wanted} is needed")
     return header
 
 
-def _metrics(content: RecordDict, who: str) -> dict[str, float]:
-    record = content.get(METRICS)
-    if not isinstance(record, MetricRecord):
-        raise ValueError(f"{who} sent no {METRICS}: a MetricRecord is needed")
-    values = {}
-    for key, value in record.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise ValueError(f"{who} sent {METRICS}.{key}={value}: a finite number is needed")
-        values[key] = float(value)
-    return values
+def _metrics(header: ConfigRecord, who: str) -> dict[str, float]:
+    found = {key: value for key, value in header.items() if key.startswith(METRIC)}
+    for key, value in found.items():
+        if not isinstance(value, float) or not math.isfinite(value):
+            raise ValueError(f"{who} sent {key}={value!r}: a finite number is needed")
+    return {key.removeprefix(METRIC): float(value) for key, value in found.items()}  # type: ignore[arg-type]
 
 
-def _config(content: RecordDict, key: str, who: str) -> ConfigRecord:
-    record = content.get(key)
+def _header(content: RecordDict, who: str) -> ConfigRecord:
+    record = content.get(HEADER)
     if not isinstance(record, ConfigRecord):
-        raise ValueError(f"{who} sent no {key}: a ConfigRecord is needed")
+        raise ValueError(f"{who} sent no {HEADER}: a ConfigRecord is needed")
     return record
-
-
-def _typed(header: ConfigRecord, key: str, who: str, kind: type[T]) -> T:
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise ValueError(f"{who} sent {key}={value!r}: {kind.__name__} is needed")
-    return value
-
-
-def _whole(header: ConfigRecord, key: str, who: str, least: int) -> int:
-    value = _typed(header, key, who, int)
-    if value < least:
-        raise ValueError(f"{who} sent {key}={value}: at least {least} is needed")
-    return value
-
-
-def _numbers(header: ConfigRecord, key: str, who: str) -> tuple[int, ...]:
-    values = header.get(key)
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in values):
-        raise ValueError(f"{who} sent {key}={values!r}: a list of whole numbers of at least 0 is needed")
-    return tuple(v for v in values if isinstance(v, int))

@@ -33,7 +33,7 @@ def start_guard(root: int, home: str) -> subprocess.Popen[bytes]:
 
 
 def end_all(root: int, home: str) -> None:
-    """End the process ``root``, everything below it, and everything that has ``home`` as ``FLWR_HOME``.
+    """End the process ``root``, everything below it, and everything whose ``FLWR_HOME`` is ``home`` or lies in it.
 
     Flower's and Ray's processes can outlive their parents; the environment that they inherited still tells
     whose they are.
@@ -79,13 +79,17 @@ def descendants(root: int) -> set[Process]:
 
 
 def carriers(setting: str) -> set[Process]:
-    """Return the other processes with ``setting`` (``KEY=value``) in their environment; none without ``/proc``."""
+    """Return the other processes with ``setting`` (``KEY=value``) in their environment; none without ``/proc``.
+
+    Where the value is a folder, the folders in it count, too.
+    """
     wanted = setting.encode()
     found = set()
     for process in process_table():
         with contextlib.suppress(OSError):
             settings = Path(f"/proc/{process[0]}/environ").read_bytes().split(b"\0")
-            if wanted in settings and process[0] != os.getpid():
+            ours = any(one == wanted or one.startswith(wanted + b"/") for one in settings)
+            if ours and process[0] != os.getpid():
                 found.add(process)
     return found
 

@@ -21,6 +21,7 @@ FREE_KEYS = (
     "federation.round_timeout",
     "federation.on_failure",
     "federation.min_replies",
+    "federation.min_clients",
     "federation.state_dir",
     "data.cache_dir",
     "experiment",

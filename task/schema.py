@@ -1,10 +1,7 @@
 """The settings of a run as dataclasses: types, defaults and allowed ranges. ``conf/`` fills them in."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 Node = dict[str, Any]
@@ -78,12 +75,18 @@ class DataConfig:
     """Where the images come from, and the folder in which they are prepared once (null: the user's cache).
 
     With ``stand_in`` a source that must be downloaded gives way to noise of its shape, and ``name`` then says so.
+    ``classes`` names all classes in the order of their ids; null: as the images have them, or all nodes together.
     """
 
     name: str
     source: Node
+    classes: list[str] | None = None
     cache_dir: str | None = field(default=None, metadata={"path": True})
     stand_in: bool = False
+
+    def __post_init__(self) -> None:
+        good = self.classes is None or 1 <= len(set(self.classes)) == len(self.classes)
+        require(good, "data.classes", self.classes, "null, or names that all differ")
 
 
 @dataclass
@@ -166,10 +169,12 @@ class FederationConfig:
     and the sample-weighted mean; without it the accuracy is averaged over clients. ``state`` says where a
     client's private model waits between rounds: ``disk`` or Flower's ``context``. The server computes on
     ``server_threads`` CPU threads: one by default, since the last bits of a result depend on their number.
+    With at least ``min_clients`` a run starts and goes on; null: all at the start, ``min_replies`` later.
     """
 
     rounds: int = 20
     num_clients: int | None = None
+    min_clients: int | None = None
     participation: float = 1.0
     evaluate_every: int = 1
     cpus_per_client: int = 1
@@ -193,8 +198,12 @@ class FederationConfig:
         for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every"):
             least(name, 1)
         least("server_threads", 1)
-        if self.num_clients is not None:
-            least("num_clients", 1)
+        for name in ("num_clients", "min_clients"):
+            if getattr(self, name) is not None:
+                least(name, 1)
+        most = self.num_clients or self.min_clients
+        allowed = f"at most federation.num_clients={most}"
+        require((self.min_clients or 0) <= (most or 0), "federation.min_clients", self.min_clients, allowed)
         least("gpus_per_client", 0)
         for name in ("node_timeout", "round_timeout"):
             value = getattr(self, name)
@@ -280,21 +289,3 @@ class Config:
         """What names the results folder: ``name``, or the experiment, if it is one, and the algorithm."""
         algorithm = self.algorithm.name
         return self.name or (f"{self.experiment.name}-{algorithm}" if self.experiment else algorithm)
-
-
-def declared_paths(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield key and value of every setting that is a path: a text, or a mapping of texts."""
-    for each in dataclasses.fields(settings):
-        value, key = getattr(settings, each.name), f"{prefix}{each.name}"
-        if dataclasses.is_dataclass(value):
-            yield from declared_paths(value, f"{key}.")
-        elif each.metadata.get("path") and isinstance(value, str):
-            yield key, value
-        elif each.metadata.get("path") and isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", path) for name, path in value.items())
-
-
-def require_absolute_paths(config: Config) -> None:
-    """Refuse relative paths: server and clients do not work in the folder where the command was typed."""
-    for key, value in declared_paths(config):
-        require(Path(value).expanduser().is_absolute(), key, value, "an absolute path, or one that starts with ~")

@@ -1,7 +1,7 @@
 """A whole federation in one process: a grid that hands messages straight to the client app."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -18,7 +18,8 @@ class FakeGrid(Grid):
     """Nodes with random ids, as in a simulation; each reply passes through ``spoil(reply, partition, round)``.
 
     ``shuffle`` hands replies back in a random order. ``spoil`` may raise (the client fails), change the reply, or
-    return None (no reply). ``roles`` is what nodes say of themselves in their node-config, by partition.
+    return None (no reply). ``roles`` is what nodes say of themselves in their node-config, by partition; ``facts`` is
+    all that they say, in the place of their number.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class FakeGrid(Grid):
         spoil: Spoil | None = None,
         shuffle: int = 0,
         roles: Mapping[int, str] | None = None,
+        facts: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         rng = random.Random()
         ids = rng.sample(range(2**40), num_nodes)
@@ -35,7 +37,7 @@ class FakeGrid(Grid):
             node: Context(
                 run_id=7,
                 node_id=node,
-                node_config={"partition-id": partition, "num-partitions": num_nodes},
+                node_config=facts[partition] if facts else {"partition-id": partition, "num-partitions": num_nodes},
                 state=RecordDict(),
                 run_config=run_config,
             )
@@ -73,10 +75,11 @@ class FakeGrid(Grid):
             self.sent.append(message)
             context = self.contexts[message.metadata.dst_node_id]
             message.metadata.__dict__["_src_node_id"] = 1
+            message.metadata.__dict__["_message_id"] = str(len(self.sent))
             try:
                 reply: Message | None = client_app(message, context)
                 if self.spoil is not None and reply is not None:
-                    partition = int(context.node_config["partition-id"])
+                    partition = int(context.node_config.get("partition-id", -1))
                     reply = self.spoil(reply, partition, int(message.metadata.group_id or 0))
             except Exception as error:
                 reply = Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from task.averaging import part
+from tests import contents
 from tests.fake_grid import FakeGrid, run_federation
 
 CLASSES = 4
@@ -87,6 +88,8 @@ def messages(grid: FakeGrid, kind: str, *, sent: bool = False) -> list[tuple[int
 
 
 def tensors(message: Message, record: str = "weights") -> dict[str, Tensor]:
-    """Return the arrays of one record of a message."""
+    """Return the arrays of one record of a message, or its prototypes."""
+    if record == "prototypes":
+        return {name: torch.from_numpy(array) for name, array in contents.prototypes(message).items()}
     arrays = message.content[record]
     return {name: torch.from_numpy(arrays[name].numpy().copy()) for name in arrays}  # type: ignore[union-attr, index]

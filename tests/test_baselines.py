@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, Message
 
+from tests import contents
 from tests.fake_grid import run_federation
 
 METHODS = ["lg_fedavg", "fedgen algorithm.server.steps=3", "feddistill"]
@@ -50,18 +51,24 @@ def replies_of_scarce_clients(algorithm: str, folder: Path) -> list[Message]:
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_clients_without_data_or_with_one_class_take_part(algorithm: str, tmp_path: Path) -> None:
     replies = replies_of_scarce_clients(algorithm, tmp_path / "run")
-    assert any(not {"weights", "prototypes"} & set(reply.content) for reply in replies)
+    assert any("weights" not in reply.content and not contents.has_prototypes(reply) for reply in replies)
 
 
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_a_reply_that_is_not_finite_or_does_not_fit_is_dropped(algorithm: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if reply.metadata.message_type == "train" and number == 2 and partition < 2:
-            record, key = ("prototypes", "vectors") if "prototypes" in reply.content else ("weights", "head.weight")
-            values = reply.content[record][key].numpy().copy()
+            has_prototypes = contents.has_prototypes(reply)
+            arrays: Any = reply.content["header" if has_prototypes else "weights"]
+            values = contents.vectors(reply) if has_prototypes else arrays["head.weight"].numpy().copy()
             if partition == 0:
                 values[0, 0] = np.nan
-            reply.content[record][key] = Array(values if partition == 0 else values[:, :-1].copy())
+            else:
+                values = values[:, :-1].copy()
+            if has_prototypes:
+                contents.put_vectors(reply, values)
+            else:
+                arrays["head.weight"] = Array(values)
         return reply
 
     run_federation(f"algorithm={algorithm} {SMALL} federation.rounds=3", str(tmp_path / "run"), spoil=spoil)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message
+from flwr.app import Message
 
 from task import communication
 from task.config import load
@@ -25,6 +25,7 @@ from task.payload import nbytes
 from task.report import main
 from task.results import read_run
 from task.schema import Config
+from tests import contents
 from tests.fake_grid import FakeGrid, run_federation
 from tests.shared_model import BATCHNORM
 
@@ -80,14 +81,16 @@ def held_classes(folder: Path) -> int:
 def scalars(messages: list[Message], records: tuple[str, ...] = ("weights", "prototypes")) -> int:
     """Count the numbers of floating point in the arrays of messages, without BatchNorm's statistics."""
     arrays = [
-        (name, array)
-        for message in messages
-        for record in records
-        for name, array in message.content.get(record, {}).items()
+        (name, array) for message in messages if "weights" in records for name, array in weights(message).items()
     ]
-    return sum(
+    counted = [message for message in messages if "prototypes" in records and contents.has_prototypes(message)]
+    return sum(contents.vectors(message).size for message in counted) + sum(
         int(np.prod(array.shape)) for name, array in arrays if array.dtype == "float32" and "running_" not in name
     )
+
+
+def weights(message: Message) -> dict[str, Any]:
+    return dict(message.content.get("weights", {}).items())
 
 
 def check_table(algorithm: str, overrides: str, folder: Path) -> None:
@@ -201,9 +204,9 @@ def test_a_dropped_reply_counts_with_its_bytes_and_a_failed_client_with_none(tmp
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if number == 2 and reply.metadata.message_type == "train":
             if partition == 1:
-                vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+                vectors = contents.vectors(reply)
                 vectors[0, 0] = np.nan
-                reply.content["prototypes"]["vectors"] = Array(vectors)
+                contents.put_vectors(reply, vectors)
                 spoilt.append(reply)
             if partition == 2:
                 raise OSError("disk on fire")

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from task.config import CONF_DIR, build, load, node_settings, to_yaml
+from client_app.node_facts import node_facts
+from task.config import CONF_DIR, build, load, to_yaml
+from task.paths import require_absolute_paths
 from task.resume import check_unchanged
-from task.schema import require_absolute_paths
 from tests.algorithms import fitting
 
 # Not experiment and sweep: see test_experiments.py.
@@ -150,11 +151,11 @@ def test_build_passes_runtime_arguments_and_checks_settings() -> None:
 GOOD = {"partition-id": 1, "num-partitions": 3}
 
 
-def test_node_settings() -> None:
-    assert node_settings(GOOD).partition == 1
-    node = node_settings(GOOD | {"device": "cpu", "state-dir": "/var/state", "cache-dir": "/var/cache"})
+def test_node_facts() -> None:
+    assert node_facts(GOOD).partition == 1
+    node = node_facts(GOOD | {"device": "cpu", "state-dir": "/var/state", "cache-dir": "/var/cache"})
     assert (node.device, node.state_dir, node.cache_dir) == ("cpu", Path("/var/state"), Path("/var/cache"))
-    assert [node_settings(GOOD | more).role for more in ({}, {"role": "unlabelled"})] == [None, "unlabelled"]
+    assert [node_facts(GOOD | more).role for more in ({}, {"role": "unlabelled"})] == [None, "unlabelled"]
 
 
 @pytest.mark.parametrize(
@@ -173,5 +174,5 @@ def test_node_settings() -> None:
 )
 def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValueError, match="node-config") as caught:
-        node_settings(config)
+        node_facts(config)
     assert all(word in str(caught.value) for word in words)

@@ -15,6 +15,7 @@ from server_app.strategies.dccfssl import DCCFSSL
 from server_app.strategies.fedavg import FedAvg
 from task.messages import Download, Expected, NodeReport, PrototypeSet, Upload
 from task.payload import decode_download, decode_upload, encode_download, encode_upload
+from tests import contents
 from tests.client_app.test_training import session
 from tests.shared_model import run_of
 from tests.stripes import TINY, messages, model_of, rows_of, run, same, state_of, tensors
@@ -204,7 +205,7 @@ def test_where_nothing_is_confident_the_labelled_clients_make_the_model(tmp_path
         replies = {partition: reply for round_, partition, reply in messages(grid, "train") if round_ == number}
         own = [reply for partition, reply in replies.items() if partition < 2]
         kinds.add(len(own))
-        assert all("prototypes" not in reply.content for partition, reply in replies.items() if partition >= 2)
+        assert all(not contents.has_prototypes(reply) for partition, reply in replies.items() if partition >= 2)
         counts = [float(tensors(reply, "prototypes")["counts"].sum()) for reply in own]
         if not own:
             assert same(models[number + 1], models[number])
@@ -217,14 +218,14 @@ def test_where_nothing_is_confident_the_labelled_clients_make_the_model(tmp_path
 
 def test_the_first_round_has_no_prototypes_and_the_second_has(tmp_path: Path) -> None:
     grid = run(tmp_path / "run", "dccfssl", "train.local_epochs=6")
-    sent = [(number, message.content) for number, _, message in messages(grid, "train", sent=True)]
-    assert all(("prototypes" in content) == (number == 2) for number, content in sent)
+    sent = [(number, message) for number, _, message in messages(grid, "train", sent=True)]
+    assert all(contents.has_prototypes(message) == (number == 2) for number, message in sent)
     one, two = (row["metrics"] for row in rows_of(tmp_path / "run"))
     assert "train_gcc_loss" not in one
     assert one["prototypes"] >= 2
     assert two["train_gcc_loss"] > 0
     grid = run(tmp_path / "without", "dccfssl_no_gcc")
-    assert not any("prototypes" in message.content for _, _, message in messages(grid, "train", sent=True))
+    assert not any(contents.has_prototypes(message) for _, _, message in messages(grid, "train", sent=True))
 
 
 def test_labels_everywhere(tmp_path: Path) -> None:
@@ -246,7 +247,10 @@ def test_a_client_with_nan_is_left_out_and_keeps_its_entry(record: str, tmp_path
                 name = "head.bias" if record == "weights" else "vectors"
                 values = tensors(reply, record)[name].numpy()
                 values[0] = np.nan
-                reply.content[record][name] = Array(values)
+                if record == "weights":
+                    reply.content[record][name] = Array(values)
+                else:
+                    contents.put_vectors(reply, values)
         return reply
 
     run(tmp_path / "run", "dccfssl", SURE, spoil=spoil)

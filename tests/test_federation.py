@@ -2,15 +2,17 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message
+from flwr.app import Error, Message
 
 from task.payload import nbytes
+from tests import contents
 from tests.algorithms import ALGORITHMS, fitting
 from tests.fake_grid import FakeGrid, run_federation
 
@@ -72,10 +74,9 @@ def test_no_sample_count_leaves_a_fedtgp_client(algorithm: str, tmp_path: Path) 
     replies = train_replies(grid)
     assert len(replies) == 8
     for reply in replies:
-        assert set(reply.content["prototypes"]) == {"class-ids", "vectors"}
-        assert set(reply.content["header"]) == {"round", "partition"}
-        assert set(reply.content["metrics"]) <= {"loss", "prototype_loss", "contrast_loss"}
-        assert all(isinstance(value, float) for value in reply.content["metrics"].values())
+        assert set(contents.header(reply)) == {"round", "partition", "class-ids", "vectors"}
+        assert set(contents.metrics(reply)) <= {"loss", "prototype_loss", "contrast_loss"}
+        assert all(isinstance(value, float) for value in contents.metrics(reply).values())
 
 
 def test_sizes_can_stay_private(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_accuracy_is_weighted_by_test_samples(tmp_path: Path) -> None:
     grid = run_federation(SMALL, str(tmp_path / "run"))
     replies = [reply for reply in grid.replies if reply.metadata.message_type == "evaluate"][-4:]
     sizes = [reply.content["header"]["num-examples"] for reply in replies]
-    right = [reply.content["metrics"]["accuracy-prototype"] * size for reply, size in zip(replies, sizes, strict=True)]
+    right = [contents.metrics(reply)["accuracy-prototype"] * size for reply, size in zip(replies, sizes, strict=True)]
     assert rows_of(tmp_path / "run")[-1]["accuracy"] == pytest.approx(sum(right) / sum(sizes))
 
 
@@ -121,6 +122,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(algorithm: str, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         run_federation(f"{base} federation.rounds=5", str(cut), spoil=die_in_round_four)
     assert [row["round"] for row in rows_of(cut)] == [1, 2, 3]
+    assert summary_of(cut)["reason"] == "interrupted"
     run_federation(f"{base} federation.rounds=5 resume={cut}", str(cut))
     assert timeless(cut) == timeless(tmp_path / "whole")
     assert summary_of(cut)["status"] == "completed"
@@ -164,6 +166,18 @@ def test_one_failing_client_is_named_and_the_rest_go_on(tmp_path: Path) -> None:
     assert summary["failures"] == 1
 
 
+def test_a_run_that_flwr_stop_ends_says_so(tmp_path: Path) -> None:
+    def spoil(reply: Message, partition: int, number: int) -> Message:
+        if number == 1:
+            raise SystemExit(0)  # what Flower's signal handler does
+        return reply
+
+    with pytest.raises(SystemExit):
+        run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["reason"], summary["rounds_done"]) == ("failed", "interrupted", 0)
+
+
 def test_failure_policy_stop_ends_the_run(tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 2 and number == 1:
@@ -190,9 +204,9 @@ def test_all_failing_clients_end_the_run(tmp_path: Path) -> None:
 def test_a_reply_that_is_not_finite_is_dropped(algorithm: str, value: float, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and number == 2 and reply.metadata.message_type == "train":
-            vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+            vectors = contents.vectors(reply)
             vectors[0, 0] = value
-            reply.content["prototypes"]["vectors"] = Array(vectors)
+            contents.put_vectors(reply, vectors)
         return reply
 
     run_federation(f"algorithm={algorithm} {SMALL}", str(tmp_path / "run"), spoil=spoil)
@@ -256,7 +270,7 @@ def test_clients_without_data_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_first_round_without_prototypes_is_not_available_rather_than_zero(tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if number == 1 and reply.metadata.message_type == "train":
-            del reply.content["prototypes"]
+            contents.remove_prototypes(reply)
         return reply
 
     run_federation(f"algorithm=fedproto {SMALL}", str(tmp_path / "run"), spoil=spoil)
@@ -304,7 +318,7 @@ def test_the_prototype_term_pulls_from_the_second_round_on(tmp_path: Path) -> No
 def test_a_client_whose_replies_were_dropped_goes_on_from_its_last_good_state(state: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and number in (3, 4) and reply.metadata.message_type == "train":
-            reply.content["prototypes"]["vectors"] = Array(np.full((1, 1), np.nan, np.float32))
+            contents.put_vectors(reply, np.full_like(contents.vectors(reply), np.nan))
         return reply
 
     overrides = f"{SMALL} federation.rounds=6 federation.checkpoint_every=3 federation.state={state}"
@@ -316,9 +330,9 @@ def test_a_client_whose_replies_were_dropped_goes_on_from_its_last_good_state(st
 def test_a_huge_prototype_is_dropped_and_moves_nothing(tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and reply.metadata.message_type == "train":
-            vectors = reply.content["prototypes"]["vectors"].numpy().copy()
+            vectors = contents.vectors(reply)
             vectors[0, 0] = 1e25
-            reply.content["prototypes"]["vectors"] = Array(vectors)
+            contents.put_vectors(reply, vectors)
         return reply
 
     run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
@@ -377,3 +391,66 @@ def test_counts_that_are_not_sent_are_refused_before_the_start() -> None:
 
     with pytest.raises(ValueError, match=r"algorithm\.client\.share_counts=False"):
         load("algorithm=fedproto algorithm.client.share_counts=false")
+
+
+def test_late_and_replayed_replies_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_federation(SMALL, str(tmp_path / "quiet"))
+
+    class Echo(FakeGrid):
+        """Hands back all earlier replies, too, and each new one twice."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            earlier = list(self.replies)
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            if replies[0].metadata.message_type == "query":
+                return replies
+            return [*earlier, *replies, *replies]
+
+    monkeypatch.setattr("tests.fake_grid.FakeGrid", Echo)
+    run_federation(SMALL, str(tmp_path / "echo"))
+    assert timeless(tmp_path / "echo") == timeless(tmp_path / "quiet")
+
+
+def test_a_reply_of_another_round_is_none(tmp_path: Path) -> None:
+    first: list[Message] = []
+
+    def spoil(reply: Message, partition: int, number: int) -> Message:
+        if partition != 1 or reply.metadata.message_type != "train":
+            return reply
+        first.append(reply)
+        return first[0]
+
+    run_federation(SMALL, str(tmp_path / "run"), spoil=spoil)
+    assert len(first) == 2
+    row = rows_of(tmp_path / "run")[1]
+    assert row["failures"] == [
+        {"partition": 1, "phase": "train", "reason": "no reply within federation.round_timeout"}
+    ]
+    assert row["client_traffic"]["1"]["bytes_up"] == 0
+
+
+def test_only_the_node_that_was_asked_may_answer_but_flower_may_say_that_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strangers(FakeGrid):
+        """In round 2 another node answers for one, and Flower, whose own node id is 1, for another."""
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            asked = list(messages)
+            replies = list(super().send_and_receive(asked, timeout=timeout))
+            if asked[0].metadata.message_type == "train" and asked[0].metadata.group_id == "2":
+                replies[0].metadata.__dict__["_src_node_id"] = asked[3].metadata.dst_node_id
+                replies[2] = Message(Error(code=3, reason="Error: Node Unavailable"), reply_to=asked[2])
+                replies[2].metadata.__dict__["_src_node_id"] = 1
+            return replies
+
+    monkeypatch.setattr("tests.fake_grid.FakeGrid", Strangers)
+    run_federation(SMALL, str(tmp_path / "run"))
+    failures = rows_of(tmp_path / "run")[1]["failures"]
+    reasons = {failure["partition"]: failure["reason"] for failure in failures}
+    assert reasons == {0: "no reply within federation.round_timeout", 2: "Error: Node Unavailable"}
+
+
+def test_a_message_does_not_outlive_its_round_for_long(tmp_path: Path) -> None:
+    grid = run_federation(f"{SMALL} federation.round_timeout=50", str(tmp_path / "run"))
+    assert {message.metadata.ttl for message in grid.sent if message.metadata.group_id} == {60.0}

@@ -14,6 +14,7 @@ from task.data.loaders import normalise
 from task.data.partition import client_splits
 from task.messages import Download, Upload
 from task.models.split import weights_of
+from tests import contents
 from tests.client_app.test_training import session
 from tests.fake_grid import run_federation
 from tests.shared_model import run_of
@@ -50,7 +51,7 @@ def test_the_lines_of_rounds_have_the_same_fields_whoever_tests(tmp_path: Path) 
     one, two = (rows_of(tmp_path / name)[0] for name in ("server", "clients"))
     assert one.keys() == two.keys()
     assert (one["clients_evaluated"], two["clients_evaluated"]) == (0, 4)
-    replies = [reply.content["metrics"]["accuracy-head"] for _, _, reply in messages(grid, "evaluate")]
+    replies = [contents.metrics(reply)["accuracy-head"] for _, _, reply in messages(grid, "evaluate")]
     assert two["accuracy"] == pytest.approx(np.mean(replies))  # all clients have 6 test images
     sent = [tensors(message) for _, _, message in messages(grid, "evaluate", sent=True)]
     assert all(same(each, model_of(tmp_path / "clients")) for each in sent)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from client_app.node_facts import has_labels, node_facts
 from client_app.session import Session, open_session
-from task.config import build, has_labels, load, node_settings
+from task.config import build, load
 from task.data.partition import client_splits
 from task.schema import LabelsConfig
+from tests import contents
 from tests.stripes import CLASSES, TINY, messages, model_of, rows_of, run, same, stripes, summary_of, tensors, write
 
 SURE = "algorithm.client.threshold=0.26"  # of 4 classes: nearly every image
@@ -47,13 +49,13 @@ def test_how_many_clients_have_labels(labels: LabelsConfig, clients: int, expect
 def test_roles_follow_the_first_ids_and_a_node_knows_better() -> None:
     config = load(f"algorithm=fedavg_fixmatch {TINY} partition=iid_train labels=few labels.count=2")
     nodes = [{"partition-id": partition, "num-partitions": 4} for partition in range(4)]
-    assert [has_labels(config, node_settings(node)) for node in nodes] == [True, True, False, False]
-    assert not has_labels(config, node_settings(nodes[0] | {"role": "unlabelled"}))
-    assert has_labels(config, node_settings(nodes[3] | {"role": "labelled"}))
+    assert [has_labels(config, node_facts(node)) for node in nodes] == [True, True, False, False]
+    assert not has_labels(config, node_facts(nodes[0] | {"role": "unlabelled"}))
+    assert has_labels(config, node_facts(nodes[3] | {"role": "labelled"}))
     revealed = load(f"algorithm=fedavg_sl_upper {TINY} partition=iid_train labels=few labels.count=2")
-    assert all(has_labels(revealed, node_settings(node)) for node in nodes)
+    assert all(has_labels(revealed, node_facts(node)) for node in nodes)
     with pytest.raises(ValueError, match=r"revealed.*client 1\).*nothing to reveal"):
-        has_labels(revealed, node_settings(nodes[1] | {"role": "unlabelled"}))
+        has_labels(revealed, node_facts(nodes[1] | {"role": "unlabelled"}))
 
 
 def test_no_batch_of_an_unlabelled_client_carries_a_label(tmp_path: Path) -> None:
@@ -86,9 +88,10 @@ def test_hidden_labels_never_change_what_a_client_sends(algorithm: str, tmp_path
     runs = [run(tmp_path / name / "run", algorithm, SURE) for name in ("one", "two")]
     accuracies = []
     for (_, partition, first), (_, _, second) in zip(*(messages(grid, "train") for grid in runs), strict=True):
-        for record in set(first.content) & {"weights", "prototypes"}:
+        kinds = {"weights"} & set(first.content) | ({"prototypes"} if contents.has_prototypes(first) else set())
+        for record in kinds:
             assert same(tensors(first, record), tensors(second, record))
-        metrics = [dict(message.content["metrics"]) for message in (first, second)]
+        metrics = [contents.metrics(message) for message in (first, second)]
         accuracies.append([each.pop("pseudo_label_accuracy", None) for each in metrics])
         assert metrics[0] == metrics[1]
         assert partition > 0 or accuracies[-1] == [None, None]
@@ -106,11 +109,11 @@ def test_no_class_fact_of_an_unlabelled_client_is_on_the_wire(algorithm: str, tm
         assert bool(header["class-ids"]) == (partition == 0)
         assert header["train-size"] == 24
     for _, partition, reply in messages(grid, "train"):
-        assert set(reply.content) <= {"header", "metrics", "weights", "prototypes"}
-        assert set(reply.content["header"]) == {"round", "partition", "num-examples"}
-        assert set(reply.content["metrics"]) <= METRICS
-        assert ("prototypes" in reply.content) == (algorithm == "dccfssl")
-        assert partition > 0 or "confident" not in reply.content["metrics"]
+        assert set(reply.content) <= {"header", "weights"}
+        kept = {"class-ids", "vectors", "counts"} if algorithm == "dccfssl" else set()
+        assert set(contents.header(reply)) == {"round", "partition", "num-examples"} | kept
+        assert set(contents.metrics(reply)) <= METRICS
+        assert partition > 0 or "confident" not in contents.metrics(reply)
     lines = (tmp_path / "run" / "clients.csv").read_text().splitlines()
     columns = lines[0].split(",")
     for line in lines[2:]:
@@ -122,7 +125,7 @@ def test_a_node_that_has_no_labels_says_so_and_tells_no_accuracy(tmp_path: Path)
     roles = {0: "unlabelled", 2: "labelled"}
     clients = "algorithm.evaluation=clients partition.test_fraction=0.25 labels=all"
     grid = run(tmp_path / "run", "dccfssl", f"{SURE} {clients}", roles=roles)
-    metrics = {partition: set(reply.content["metrics"]) for _, partition, reply in messages(grid, "train")}
+    metrics = {partition: set(contents.metrics(reply)) for _, partition, reply in messages(grid, "train")}
     assert "unlabelled_loss" in metrics[0]
     assert "pseudo_label_accuracy" not in metrics[0]
     assert {"unlabelled_loss", "confident"}.isdisjoint(metrics[1] | metrics[2] | metrics[3])
@@ -158,9 +161,9 @@ def test_a_source_may_lack_labels_itself(tmp_path: Path) -> None:
     assert len(held.split.train) == (mine >= 0).sum()  # a client with labels trains on those that have one
     assert len(session(path, 1).split.train) == 24
     grid = run(tmp_path / "run", "dccfssl", SURE, data=path)
-    replies = {partition: reply.content for _, partition, reply in messages(grid, "train")}
-    assert replies[0]["header"]["num-examples"] == len(held.split.train)
-    assert "pseudo_label_accuracy" not in replies[1]["metrics"]  # not all of the truth is known
+    replies = {partition: reply for _, partition, reply in messages(grid, "train")}
+    assert contents.header(replies[0])["num-examples"] == len(held.split.train)
+    assert "pseudo_label_accuracy" not in contents.metrics(replies[1])  # not all of the truth is known
     assert not any(row["failures"] for row in rows_of(tmp_path / "run"))
     with pytest.raises(RuntimeError, match="48 of 96 samples have no label"):
         run(tmp_path / "dirichlet", "dccfssl", "partition=dirichlet_train", data=path)

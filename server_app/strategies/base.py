@@ -12,11 +12,12 @@ from logging import INFO, WARNING, getLogger
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Generator, Tensor
 
+from server_app.attendance import GONE, absent, attend, connected
 from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.demands import require_capable
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
@@ -30,6 +31,8 @@ from task.schema import Config
 from task.seeding import stream, torch_stream
 
 LOG = getLogger("flwr")
+# Seconds that a message outlives its round: Flower throws away what comes later, and asks no node for it any more.
+GRACE = 10.0
 State = dict[str, Tensor]
 Reply = TypeVar("Reply", Upload, EvaluationReport)
 
@@ -108,17 +111,21 @@ class RoundStrategy(Strategy):
             run.state = self.init_state(run.num_classes, run.config.model.feature_dim, rng)
         self._row: dict[str, Any] = {}
         self._clock = time.monotonic()
-        self._sent: dict[int, int] = {}  # the partition of each node that has yet to answer
+        self._here, self._due = list(run.roster), False
+        self._sent: list[tuple[int, Metadata]] = []  # by partition; Flower fills in the message ids when it sends
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample the round's clients and address the method's download to each."""
-        number = self.run.done + 1
-        sampled = self._sample(number)
-        self._row = {"round": number, "sampled": sampled, "failures": [], "seconds": {}, "metrics": {}}
-        self._traffic: dict[str, dict[int, Traffic]] = {"train": {}, "evaluate": {}}
+        number, roster = self.run.done + 1, self.run.roster
         self._began = self._clock = time.monotonic()
+        self._here = attend(grid, roster, self.run.config)
+        sampled = self._sample(number)
+        self._row = {"round": number, "sampled": sampled, "absent": absent(roster, self._here)}
+        self._row |= {"failures": [], "seconds": {}, "metrics": {}}
+        self._traffic: dict[str, dict[int, Traffic]] = {"train": {}, "evaluate": {}}
+        self._note_the_gone("train")
         return self._address(sampled, number, "train")
 
     def aggregate_train(
@@ -148,12 +155,15 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        due = self.run.config.federation.evaluates(self._row["round"])
-        return self._address(list(self.run.roster), self._row["round"], "evaluate") if due else []
+        if not self.run.config.federation.evaluates(self._row["round"]):
+            return []
+        self._here = connected(grid, self.run.roster)
+        self._note_the_gone("evaluate")
+        return self._address(self._here, self._row["round"], "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' accuracies and write the line of the round."""
-        due = bool(self._sent)
+        due, self._due = self._due, False
         reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
         self._row |= self.scores(reports)
         self._lap("evaluate")
@@ -174,8 +184,8 @@ class RoundStrategy(Strategy):
         return summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
 
     def candidates(self) -> list[int]:
-        """Return the clients that can be sampled: all, unless a leaf says otherwise."""
-        return list(self.run.roster)
+        """Return the clients that can be sampled: all that are there, unless a leaf says otherwise."""
+        return self._here
 
     def facts(self) -> dict[str, Any]:
         """Return what the run's summary says of the method beyond what it says of all."""
@@ -186,7 +196,8 @@ class RoundStrategy(Strategy):
         run = self.run
         run.recorder.write_prototypes(self.downlink(run.state).prototypes, run.client_prototypes)
         run.recorder.write_clients(run.roster)
-        durable = Checkpoint(run.done, run.session, dict(sorted(run.state_rounds.items())), len(run.roster))
+        rounds, roster = dict(sorted(run.state_rounds.items())), run.roster
+        durable = Checkpoint(run.done, run.session, rounds, roster.size, roster.names)
         save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
         self._durable = dict(run.state_rounds)
 
@@ -198,13 +209,15 @@ class RoundStrategy(Strategy):
         """Draw the partitions of a round: a named stream over partition ids, never over Flower's random node ids."""
         partitions = self.candidates()
         size = min(len(partitions), self.run.config.federation.clients_a_round(len(self.run.roster)))
+        if not partitions:
+            return []
         drawn = stream(self.run.config.seed, "sample", number).choice(partitions, size, replace=False)
         return sorted(int(partition) for partition in drawn)
 
     def _address(self, partitions: list[int], number: int, phase: str) -> list[Message]:
         run, messages = self.run, []
         shared = self.downlink(run.state) if phase == "train" else self.evaluation_downlink(run.state)
-        self._sent = {}
+        self._sent, self._due, ttl = [], phase == "evaluate", run.config.federation.round_timeout + GRACE
         for partition in partitions:
             own = self.personal(run.state, partition, shared)
             download = Download(
@@ -214,12 +227,13 @@ class RoundStrategy(Strategy):
                 session=run.session,
                 state_round=run.state_rounds.get(partition, 0),
                 durable_round=self._durable.get(partition, 0),
+                placement=run.roster.placements.get(partition),
             )
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
             node = run.roster.node_ids[partition]
-            messages.append(Message(content, dst_node_id=node, message_type=kind, group_id=str(number)))
-            self._sent[node] = partition
+            messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
+            self._sent.append((partition, messages[-1].metadata))
             self._traffic[phase][partition] = Traffic(
                 bytes_down=nbytes(content),
                 parameters_down=parameters_in(download),
@@ -231,11 +245,13 @@ class RoundStrategy(Strategy):
         self, replies: Iterable[Message], phase: str, decode: Callable[[RecordDict, Expected], Reply]
     ) -> list[Reply]:
         """Return the good replies, ascending by partition; note the reason of every other."""
-        good, waiting = [], dict(self._sent)
+        good, waiting = [], {sent.message_id: (partition, sent.dst_node_id) for partition, sent in self._sent}
         for reply in replies:
-            partition = waiting.pop(reply.metadata.src_node_id, None)
-            if partition is None:
-                continue  # nobody asked this node, or it answered already
+            partition, node = waiting.get(reply.metadata.reply_to_message_id, (None, 0))
+            # Flower itself answers, with an error, for a node that is gone.
+            if partition is None or not (reply.has_error() or reply.metadata.src_node_id == node):
+                continue  # to another message, or to one that was answered already, or not from the node that was asked
+            del waiting[reply.metadata.reply_to_message_id]
             try:
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
@@ -250,14 +266,20 @@ class RoundStrategy(Strategy):
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
-        for partition in waiting.values():
+        for partition, _ in waiting.values():
             self._fail(partition, phase, "no reply within federation.round_timeout")
-        self._sent = {}
+        self._sent = []
         self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
         return sorted(good, key=lambda reply: reply.partition)
 
+    def _note_the_gone(self, phase: str) -> None:
+        for partition in self.run.roster:
+            if partition not in self._here:
+                self._fail(partition, phase, GONE)
+
     def _fail(self, partition: int, phase: str, reason: str) -> None:
-        LOG.log(WARNING, "round %d: client %d failed to %s: %s", self._row["round"], partition, phase, reason)
+        who = self.run.roster.who(partition)
+        LOG.log(WARNING, "round %d: %s failed to %s: %s", self._row["round"], who, phase, reason)
         self._row["failures"].append({"partition": partition, "phase": phase, "reason": reason})
 
     def _stop_if_needed(self, replies: Sequence[Upload] | Sequence[EvaluationReport]) -> None:

@@ -55,7 +55,7 @@ class DCCFSSL(GlobalModel):
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return a fresh model, and no prototype at all."""
-        clients = len(self.run.roster)
+        clients = self.run.roster.size
         return super().init_state(num_classes, width, rng) | {
             "protos_CK": torch.zeros(num_classes, width),
             "known_C": torch.zeros(num_classes, dtype=torch.bool),
@@ -125,7 +125,7 @@ class DCCFSSL(GlobalModel):
 
     def _own(self) -> list[bool]:
         """Tell of each client, in the order of the table, whether it has labels."""
-        return [partition in self.run.roster.labelled for partition in range(len(self.run.roster))]
+        return [partition in self.run.roster.labelled for partition in range(self.run.roster.size)]
 
     def _metrics(self, authentic_M: Tensor, own_M: Tensor, uploads: Sequence[Upload]) -> dict[str, float]:
         """Return the mean number of authentication samples of the round's clients, by role."""

@@ -80,7 +80,7 @@ class FedGen(RoundStrategy):
         state = first_head(self.run.config.model, num_classes, rng)
         state |= first_generator(self.noise_dim, self.hidden_dim, num_classes, width, rng)
         if self.label_prior == "empirical":
-            state[TABLE] = torch.zeros(len(self.run.roster), num_classes, dtype=torch.int64)
+            state[TABLE] = torch.zeros(self.run.roster.size, num_classes, dtype=torch.int64)
         return {**state, "trained_rounds": torch.zeros((), dtype=torch.int64)}
 
     def downlink(self, state: State) -> Shared:

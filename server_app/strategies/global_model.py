@@ -67,7 +67,7 @@ class GlobalModel(RoundStrategy):
 
     def candidates(self) -> list[int]:
         """Return the clients that can be sampled."""
-        everybody = list(self.run.roster)
+        everybody = super().candidates()
         if self.run.config.algorithm.unlabelled != "left_out":
             return everybody
         return [partition for partition in everybody if partition in self.run.roster.labelled]

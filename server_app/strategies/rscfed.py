@@ -59,7 +59,8 @@ class RSCFed(GlobalModel):
     def _sample(self, number: int) -> list[int]:
         """Draw the subsets of a round, and return everybody in any of them."""
         rng = stream(self.run.config.seed, "sample", number)
-        self.drawn = draw_subsets(self.candidates(), self.subsets, self.size, rng)
+        here = self.candidates()
+        self.drawn = draw_subsets(here, self.subsets, min(self.size, len(here)), rng) if here else []
         return sorted({partition for subset in self.drawn for partition in subset})
 
     def downlink(self, state: State) -> Shared:

@@ -1,10 +1,11 @@
 """From a source to plain arrays on disk: prepared once under a lock, then memory-mapped by every process."""
 
+import difflib
 import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,27 @@ class ImageDataset:
         """``(ch, H, W)``."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
+
+    def with_classes(self, names: tuple[str, ...], where: str) -> "ImageDataset":
+        """Return the data set with its labels in the order of ``names``, which may be more than its own classes.
+
+        Raises
+        ------
+        ValueError
+            One line that begins with ``where``, for a class of these images that is not among ``names``.
+        """
+        if names == self.class_names:
+            return self
+        unknown = [name for name in self.class_names if name not in names]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], names, n=1)
+            nearest = f" (nearest: {close[0]!r})" if close else ""
+            listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+            raise ValueError(f"{where}: class {unknown[0]!r} is not among the {len(names)} agreed: {listed}{nearest}")
+        position_C = np.array([names.index(name) for name in self.class_names], dtype=np.int64)
+        labels = np.where(self.labels < 0, self.labels, position_C[self.labels])
+        mapping = {label: int(position_C[index]) for label, index in self.label_mapping.items()}
+        return replace(self, labels=labels, class_names=names, label_mapping=mapping)
 
     @cached_property
     def digest(self) -> str:

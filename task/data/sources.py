@@ -179,17 +179,12 @@ class Digits(Source):
 
     def read(self) -> RawImages:
         """Read the set from scikit-learn's own files; values 0..16 become 0..255."""
-        from PIL import Image
         from sklearn.datasets import load_digits
 
         data, labels = load_digits(return_X_y=True)
         small = np.round(data.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-        size = (self.resize, self.resize)
-        images = np.stack(
-            [np.asarray(Image.fromarray(x).resize(size, Image.Resampling.BILINEAR)) for x in small]
-        )
         names = tuple(str(digit) for digit in range(10))
-        return RawImages(images, labels, np.zeros(len(labels), dtype=np.bool_), names)
+        return RawImages(resized(small, self.resize), labels, np.zeros(len(labels), dtype=np.bool_), names)
 
 
 @dataclass(frozen=True)
@@ -203,12 +198,16 @@ class Npz(Source):
     ----------
     path
         Absolute path of the file.
+    resize
+        Edge length in pixels of the square that integer images are resized to (bilinear), or null.
     """
 
     path: str
+    resize: int | None = None
 
     def __post_init__(self) -> None:
         absolute_path(self.path, "data.source.path")
+        check_resize(self.resize)
 
     def files(self) -> Iterable[Path]:
         """Return the file."""
@@ -219,7 +218,22 @@ class Npz(Source):
         path = absolute_path(self.path, "data.source.path")
         arrays = read_npz(path)
         names = arrays.get("class_names")
-        return _merge(arrays, path, None if names is None else tuple(str(name) for name in names))
+        raw = _merge(arrays, path, None if names is None else tuple(str(name) for name in names))
+        if self.resize is None:
+            return raw
+        if raw.images.dtype != np.uint8:
+            raise ValueError(f"{path}: float images cannot be resized; store 0..255 as uint8")
+        return dataclasses.replace(raw, images=resized(raw.images, self.resize))
+
+
+def resized(images: Array, size: int) -> Array:
+    """Resize ``(N, H, W)`` or ``(N, H, W, ch)`` uint8 images to squares of ``size`` pixels, bilinear."""
+    from PIL import Image
+
+    if images.ndim == 4 and images.shape[3] == 1:
+        return resized(images[..., 0], size)[..., None]
+    pictures = (Image.fromarray(np.ascontiguousarray(image)) for image in images)
+    return np.stack([np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)) for picture in pictures])
 
 
 def _merge(arrays: Mapping[str, Array], path: Path, class_names: tuple[str, ...] | None) -> RawImages:

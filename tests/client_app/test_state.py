@@ -4,8 +4,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from client_app.node_facts import node_facts
 from client_app.state import ContextStore, DiskStore, open_store
-from task.config import load, node_settings
+from task.config import load
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -76,7 +77,7 @@ def test_a_folder_that_cannot_be_written_names_the_client(tmp_path: Path) -> Non
 
 
 def test_the_nodes_own_folder_wins(tmp_path: Path) -> None:
-    node = node_settings({"partition-id": 2, "num-partitions": 3, "state-dir": str(tmp_path / "node")})
+    node = node_facts({"partition-id": 2, "num-partitions": 3, "state-dir": str(tmp_path / "node")})
     store = open_store(load(f"federation.state_dir={tmp_path / 'run'}"), node, context(), "7")
     assert isinstance(store, DiskStore)
     assert store.folder == tmp_path / "node" / "7" / "client-00002"

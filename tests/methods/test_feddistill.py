@@ -18,6 +18,7 @@ from task.methods.feddistill import (
     require_probabilities,
     shared_outputs,
 )
+from tests import contents
 from tests.client_app.test_training import session
 from tests.fake_grid import run_federation
 
@@ -120,9 +121,9 @@ def test_a_large_learning_rate_ends_in_no_nan(target: str, tmp_path: Path) -> No
     assert not any(reply.has_error() for reply in grid.replies)
     last = [reply for reply in grid.replies if reply.metadata.message_type == "train"][-4:]
     for reply in last:
-        assert math.isfinite(reply.content["metrics"]["distillation_loss"])
-        assert 0 <= reply.content["metrics"]["distillation_loss"] < 100
-        assert torch.isfinite(torch.from_numpy(reply.content["prototypes"]["vectors"].numpy())).all()
+        assert math.isfinite(contents.metrics(reply)["distillation_loss"])
+        assert 0 <= contents.metrics(reply)["distillation_loss"] < 100
+        assert torch.isfinite(torch.from_numpy(contents.vectors(reply))).all()
 
 
 def test_only_probabilities_are_accepted_where_targets_are_made_of_them() -> None:
@@ -217,11 +218,11 @@ def test_nothing_is_sent_for_a_test_and_the_first_round_is_plain(tmp_path: Path)
     grid = run_federation("algorithm=feddistill partition.max_samples=160 federation.rounds=2", str(tmp_path / "run"))
     for message in grid.sent:
         first = message.metadata.group_id == "1"
-        has_means = "prototypes" in message.content
+        has_means = contents.has_prototypes(message)
         assert has_means == (message.metadata.message_type == "train" and not first)
     replies = [reply for reply in grid.replies if reply.metadata.message_type == "train"]
-    assert ["distillation_loss" in reply.content["metrics"] for reply in replies] == [False] * 4 + [True] * 4
-    assert all(set(reply.content["prototypes"]) == {"class-ids", "vectors"} for reply in replies)
+    assert ["distillation_loss" in contents.metrics(reply) for reply in replies] == [False] * 4 + [True] * 4
+    assert all(set(contents.prototypes(reply)) == {"class-ids", "vectors"} for reply in replies)
 
 
 def test_raw_logits_are_warned_about(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
