@@ -29,6 +29,25 @@ def require_capable(config: Config, has_prototypes: bool, has_global_model: bool
     require(everybody or algorithm.unlabelled != "refused", "labels", labels.name, allowed)
 
 
+def require_private(config: Config, has_prototypes: bool, uploads: frozenset[str]) -> None:
+    """Refuse noise on prototypes where clients upload more than prototypes of features.
+
+    Raises
+    ------
+    ValueError
+        One line: the method's ``uploads`` are others, or counts go with them.
+    """
+    privacy, algorithm = config.privacy, config.algorithm
+    if privacy is None:
+        return
+    others = ", ".join(sorted(uploads - {"prototypes"})) or ("mean outputs" if uploads else "nothing")
+    allowed = f"null, since clients of {algorithm.name} upload {others}: noise on prototypes of features protects none"
+    require(has_prototypes and uploads == {"prototypes"}, "privacy", privacy.name, allowed)
+    counts = bool(algorithm.client.get("share_counts"))
+    allowed = f"false with privacy={privacy.name}, and algorithm.server.aggregation=uniform: counts get no noise"
+    require(not counts, "algorithm.client.share_counts", counts, allowed)
+
+
 def require_labelled(config: Config, roster: Roster) -> None:
     """Refuse clients without labels where the method needs labels, and a run in which nobody has any.
 

@@ -6,6 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from task.config import load
+from task.privacy import require_accountant
 from task.schema import require_absolute_paths
 
 LOG = getLogger("flwr")
@@ -23,6 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = load(overrides)
         require_absolute_paths(config)
+        require_accountant(config.privacy)
         from server_app.experiment import run_experiment
 
         run_experiment(config, overrides, grid, context)

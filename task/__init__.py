@@ -2,7 +2,8 @@
 
 Layers, lowest first; a module imports only from its own row or the rows above it::
 
-    seeding, schema, config, resume        random streams by name; the checked configuration
+    seeding, requirements, privacy,        random streams by name; the checked configuration
+    schema, config, resume
     prototypes, losses, averaging,         tensors in, tensors out
     contrastive_gradient, descents
     models, data                           what a client owns

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from task.config import load
+from task.privacy import require_accountant
 from task.result_files import FAILED, read_json
 from task.schema import Config, declared_paths
 
@@ -79,6 +80,7 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
     if changes:
         words = (*words, *changes)
         config = load(words)
+    require_accountant(config.privacy)
     _check_machine(config, cores)
     return Job(typed, words, config)
 

@@ -21,6 +21,8 @@ FREE_KEYS = (
     "federation.round_timeout",
     "federation.on_failure",
     "federation.min_replies",
+    "federation.max_prototype_norm",
+    "federation.max_norm_ratio",
     "federation.state_dir",
     "data.cache_dir",
     "experiment",

@@ -18,7 +18,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Generator, Tensor
 
 from server_app.checkpoint import Checkpoint, save_checkpoint
-from server_app.demands import require_capable
+from server_app.demands import require_capable, require_private
+from server_app.privacy import PrivacyLedger
 from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
 from server_app.roster import Roster, reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
@@ -47,6 +48,7 @@ class Run:
     state: State = field(default_factory=dict)
     state_rounds: dict[int, int] = field(default_factory=dict)
     client_prototypes: PrototypesByClient = field(default_factory=dict)
+    privacy: PrivacyLedger | None = None
 
     @property
     def num_classes(self) -> int:
@@ -66,10 +68,13 @@ class RoundStrategy(Strategy):
     has_prototypes: ClassVar[bool] = False
     has_global_model: ClassVar[bool] = False
     """Whether clients receive prototypes of features, by which they can classify; and whether all have one model."""
+    uploads: ClassVar[frozenset[str]] = frozenset()
+    """What clients upload: ``prototypes``, ``weights``, or both; anything else is refused."""
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that the method cannot run, with a ``ValueError`` of one line; called at load."""
         require_capable(config, self.has_prototypes, self.has_global_model)
+        require_private(config, self.has_prototypes, self.uploads)
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""
@@ -116,6 +121,8 @@ class RoundStrategy(Strategy):
         """Sample the round's clients and address the method's download to each."""
         number = self.run.done + 1
         sampled = self._sample(number)
+        if self.run.privacy is not None:
+            self.run.privacy.charge(sampled)
         self._row = {"round": number, "sampled": sampled, "failures": [], "seconds": {}, "metrics": {}}
         self._traffic: dict[str, dict[int, Traffic]] = {"train": {}, "evaluate": {}}
         self._began = self._clock = time.monotonic()
@@ -148,7 +155,9 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        due = self.run.config.federation.evaluates(self._row["round"])
+        privacy = self.run.config.privacy
+        silent = privacy is not None and not privacy.report_accuracy
+        due = self.run.config.federation.evaluates(self._row["round"]) and not silent
         return self._address(list(self.run.roster), self._row["round"], "evaluate") if due else []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -158,6 +167,7 @@ class RoundStrategy(Strategy):
         self._row |= self.scores(reports)
         self._lap("evaluate")
         self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
+        self._row |= {"privacy": self.run.privacy.fields()} if self.run.privacy is not None else {}
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
         self.run.recorder.append(self._row)
         self.run.done = self._row["round"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -60,6 +60,8 @@ class FedGen(RoundStrategy):
     lr: float = 0.005
     diversity: float = 0.0
     persist_generator: bool = True
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def __post_init__(self) -> None:
         for name, least in (("noise_dim", 1), ("hidden_dim", 1), ("steps", 1), ("batch_size", 2)):

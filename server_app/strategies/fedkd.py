@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +22,8 @@ class FedKD(Compression, RoundStrategy):
 
     The state holds the student as it is sent (``model/``) and, with ``what=update``, its last change (``change/``).
     """
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def check(self, config: Config) -> None:
         """Refuse halves that compress in two ways, too."""
