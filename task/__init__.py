@@ -8,7 +8,7 @@ Layers, lowest first; a module imports only from its own row or the rows above i
     contrastive_gradient, descents
     models, data                           what a client owns
     metrics, methods                       evaluation; one file a paper, free functions on tensors
-    messages, payload                      what travels between server and client, and how it is written down
+    npy, foreign, messages, payload        what travels between server and client, how it is written down and checked
     result_files, results, comparison,     reading result folders, tables and figures,
     tables, communication, drawing,        and the console script ``protofed-report``
     figures, report

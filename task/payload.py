@@ -5,22 +5,19 @@ Every message is a Flower ``RecordDict``: a ``header`` (round, partition), at mo
 dtype, class ids, round and finiteness are checked; an error names the client, the record and what is allowed.
 """
 
-import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from task.foreign import LARGEST_NORM, check_prototypes, check_weights, metrics, numbers, samples, typed, whole
 from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
 from task.npy import read_npy
 
 HEADER, PROTOTYPES, WEIGHTS, METRICS = "header", "prototypes", "weights", "metrics"
-LARGEST_NORM = 1e6
-"""The largest norm of a prototype that is believed; features of trained networks have norms of tens."""
-T = TypeVar("T")
 
 
 def nbytes(content: RecordDict) -> int:
@@ -50,14 +47,14 @@ def encode_download(download: Download) -> RecordDict:
 def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> Download:
     """Return what the server sent; ``ValueError`` when it does not fit C classes of width K."""
     header = _config(content, HEADER, "server")
-    session = _typed(header, "session", "server", str)
+    session = typed(header, "session", "server", str)
     if not session or not all(c.isascii() and (c.isalnum() or c in "-_") for c in session):
         raise ValueError(f"server sent session={session!r}: only letters, digits, '-' and '_' are allowed")
     return Download(
-        round=_whole(header, "round", "server", 0),
+        round=whole(header, "round", "server", 0),
         session=session,
-        state_round=_whole(header, "state-round", "server", 0),
-        durable_round=_whole(header, "durable-round", "server", 0),
+        state_round=whole(header, "state-round", "server", 0),
+        durable_round=whole(header, "durable-round", "server", 0),
         prototypes=_prototypes(content, "server", num_classes, feature_dim),
         weights=_weights(content, "server"),
     )
@@ -68,8 +65,8 @@ def encode_upload(upload: Upload) -> RecordDict:
     header: dict[str, Any] = {"round": upload.round, "partition": upload.partition}
     if upload.examples is not None:
         header["num-examples"] = upload.examples
-    metrics = MetricRecord({key: float(value) for key, value in upload.metrics.items()})
-    return _with_arrays(RecordDict({HEADER: ConfigRecord(header), METRICS: metrics}), upload)
+    record = MetricRecord({key: float(value) for key, value in upload.metrics.items()})
+    return _with_arrays(RecordDict({HEADER: ConfigRecord(header), METRICS: record}), upload)
 
 
 def decode_upload(content: RecordDict, expected: Expected) -> Upload:
@@ -85,9 +82,9 @@ def decode_upload(content: RecordDict, expected: Expected) -> Upload:
     return Upload(
         expected.partition,
         expected.round,
-        prototypes=_prototypes(content, who, expected.num_classes, expected.feature_dim),
+        prototypes=_prototypes(content, who, expected.num_classes, expected.feature_dim, expected.largest_norm),
         weights=_weights(content, who),
-        examples=_whole(header, "num-examples", who, 0) if "num-examples" in header else None,
+        examples=samples(header, "num-examples", who),
         metrics=_metrics(content, who),
     )
 
@@ -97,20 +94,22 @@ def encode_evaluation(report: EvaluationReport) -> RecordDict:
     header: dict[str, Any] = {"round": report.round, "partition": report.partition}
     if report.examples is not None:
         header["num-examples"] = report.examples
-    metrics = MetricRecord({key: float(value) for key, value in report.metrics.items()})
-    return RecordDict({HEADER: ConfigRecord(header), METRICS: metrics})
+    record = MetricRecord({key: float(value) for key, value in report.metrics.items()})
+    return RecordDict({HEADER: ConfigRecord(header), METRICS: record})
 
 
 def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationReport:
     """Return the evaluate reply of a client; ``ValueError`` as in ``decode_upload``."""
     who = f"client {expected.partition}"
     header = _check_header(content, expected, who)
-    examples = _whole(header, "num-examples", who, 0) if "num-examples" in header else None
-    metrics = _metrics(content, who)
-    for key, value in metrics.items():
+    examples = samples(header, "num-examples", who)
+    found = _metrics(content, who)
+    if found and not {"loss", "accuracy-head"} <= set(found):
+        raise ValueError(f"{who} sent {METRICS} {sorted(found)}: none, or loss and accuracy-head are needed")
+    for key, value in found.items():
         if key.startswith("accuracy") and not 0 <= value <= 1:
             raise ValueError(f"{who} sent {METRICS}.{key}={value}: it must be in [0, 1]")
-    return EvaluationReport(expected.partition, expected.round, examples, metrics)
+    return EvaluationReport(expected.partition, expected.round, examples, found)
 
 
 def encode_node_report(report: NodeReport) -> RecordDict:
@@ -143,28 +142,28 @@ def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{who} sent class-names={names!r}: a list of at least one text is needed")
     num_classes = len(names)
-    counts = _numbers(header, "class-counts", who) if "class-counts" in header else None
+    counts = numbers(header, "class-counts", who) if "class-counts" in header else None
     if counts is not None and len(counts) != num_classes:
         raise ValueError(f"{who} sent {len(counts)} class-counts for {num_classes} classes")
-    class_ids = _numbers(header, "class-ids", who)
+    class_ids = numbers(header, "class-ids", who)
     if any(not 0 <= class_id < num_classes for class_id in class_ids):
         raise ValueError(f"{who} sent class-ids {class_ids[:5]}...: they must be in 0..{num_classes - 1}")
-    role = _typed(header, "role", who, str)
+    role = typed(header, "role", who, str)
     if role not in ("labelled", "unlabelled"):
         raise ValueError(f"{who} sent role={role!r}: labelled or unlabelled is needed")
     return NodeReport(
-        partition=_whole(header, "partition", who, 0),
-        num_partitions=_whole(header, "num-partitions", who, 1),
-        model=_typed(header, "model", who, str),
-        parameters=_whole(header, "parameters", who, 0),
-        feature_dim=_whole(header, "feature-dim", who, 1),
+        partition=whole(header, "partition", who, 0),
+        num_partitions=whole(header, "num-partitions", who, 1),
+        model=typed(header, "model", who, str),
+        parameters=whole(header, "parameters", who, 0),
+        feature_dim=whole(header, "feature-dim", who, 1),
         class_names=tuple(map(str, names)),
-        device=_typed(header, "device", who, str),
+        device=typed(header, "device", who, str),
         class_ids=class_ids,
-        train_size=_whole(header, "train-size", who, 0) if "train-size" in header else None,
-        test_size=_whole(header, "test-size", who, 0) if "test-size" in header else None,
+        train_size=samples(header, "train-size", who),
+        test_size=samples(header, "test-size", who),
         class_counts=counts,
-        image_shape=_numbers(header, "image-shape", who),
+        image_shape=numbers(header, "image-shape", who),
         role=role,
     )
 
@@ -197,14 +196,14 @@ def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
     record = content[WEIGHTS]
     if not isinstance(record, ArrayRecord):
         raise ValueError(f"{who} sent {WEIGHTS} as {type(record).__name__}: an ArrayRecord is needed")
-    tensors = decode_tensors(record, who)
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{who} sent {WEIGHTS}.{name} that is not finite (NaN or Inf)")
-    return tensors
+    arrays = {name: _array(record, name, who, np.float32, np.int64) for name in record}
+    check_weights(arrays, who)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> PrototypeSet | None:
+def _prototypes(
+    content: RecordDict, who: str, num_classes: int, width: int, largest_norm: float = LARGEST_NORM
+) -> PrototypeSet | None:
     if PROTOTYPES not in content:
         return None
     record = content[PROTOTYPES]
@@ -215,26 +214,10 @@ def _prototypes(content: RecordDict, who: str, num_classes: int, width: int) -> 
         raise ValueError(f"{who} sent {PROTOTYPES} with {sorted(record)}: class-ids, vectors and maybe counts")
     ids = _array(record, "class-ids", who, np.int64)
     vectors = _array(record, "vectors", who, np.float32)
-    if ids.ndim != 1 or vectors.shape != (len(ids), width):
-        shapes = f"class-ids {ids.shape}, vectors {vectors.shape}"
-        raise ValueError(f"{who} sent {PROTOTYPES} of shape {shapes}: (n,) and (n, {width}) are needed")
-    if len(ids) and (ids.min() < 0 or ids.max() >= num_classes):
-        raise ValueError(f"{who} sent class ids {ids.min()}..{ids.max()}: they must be in 0..{num_classes - 1}")
-    if len(np.unique(ids)) != len(ids):
-        raise ValueError(f"{who} sent a class id twice")
-    if not np.isfinite(vectors).all():
-        raise ValueError(f"{who} sent prototypes that are not finite (NaN or Inf)")
-    if len(ids) and np.linalg.norm(vectors.astype(np.float64), axis=1).max() > LARGEST_NORM:
-        raise ValueError(f"{who} sent a prototype with a norm above {LARGEST_NORM:g}")
-    counts = None
-    if "counts" in record:
-        counts = _array(record, "counts", who, np.int64)
-        if counts.shape != ids.shape or (len(counts) and (counts.min() < 1 or counts.max() > 2**31)):
-            raise ValueError(f"{who} sent malformed counts: one per class, from 1 to {2**31}")
-    tensors = [torch.from_numpy(array) if array is not None else None for array in (ids, vectors, counts)]
-    assert tensors[0] is not None
-    assert tensors[1] is not None
-    return PrototypeSet(tensors[0], tensors[1], tensors[2])
+    counts = _array(record, "counts", who, np.int64) if "counts" in record else None
+    check_prototypes(ids, vectors, counts, who, num_classes, width, largest_norm)
+    known = torch.from_numpy(counts) if counts is not None else None
+    return PrototypeSet(torch.from_numpy(ids), torch.from_numpy(vectors), known)
 
 
 def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -251,7 +234,7 @@ def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -
 def _check_header(content: RecordDict, expected: Expected, who: str) -> ConfigRecord:
     header = _config(content, HEADER, who)
     for key, wanted in (("round", expected.round), ("partition", expected.partition)):
-        found = _whole(header, key, who, 0)
+        found = whole(header, key, who, 0)
         if found != wanted:
             raise ValueError(f"{who} replied for {key} {found}: {wanted} is needed")
     return header
@@ -261,12 +244,7 @@ def _metrics(content: RecordDict, who: str) -> dict[str, float]:
     record = content.get(METRICS)
     if not isinstance(record, MetricRecord):
         raise ValueError(f"{who} sent no {METRICS}: a MetricRecord is needed")
-    values = {}
-    for key, value in record.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise ValueError(f"{who} sent {METRICS}.{key}={value}: a finite number is needed")
-        values[key] = float(value)
-    return values
+    return metrics(record, who)
 
 
 def _config(content: RecordDict, key: str, who: str) -> ConfigRecord:
@@ -274,24 +252,3 @@ def _config(content: RecordDict, key: str, who: str) -> ConfigRecord:
     if not isinstance(record, ConfigRecord):
         raise ValueError(f"{who} sent no {key}: a ConfigRecord is needed")
     return record
-
-
-def _typed(header: ConfigRecord, key: str, who: str, kind: type[T]) -> T:
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise ValueError(f"{who} sent {key}={value!r}: {kind.__name__} is needed")
-    return value
-
-
-def _whole(header: ConfigRecord, key: str, who: str, least: int) -> int:
-    value = _typed(header, key, who, int)
-    if value < least:
-        raise ValueError(f"{who} sent {key}={value}: at least {least} is needed")
-    return value
-
-
-def _numbers(header: ConfigRecord, key: str, who: str) -> tuple[int, ...]:
-    values = header.get(key)
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in values):
-        raise ValueError(f"{who} sent {key}={values!r}: a list of whole numbers of at least 0 is needed")
-    return tuple(v for v in values if isinstance(v, int))

@@ -6,8 +6,7 @@ plain ``dict`` of named tensors, so a leaf is tested without Flower and its chec
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
 from typing import Any, ClassVar, TypeVar
 
@@ -19,46 +18,20 @@ from torch import Generator, Tensor
 
 from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.demands import require_capable, require_private
-from server_app.privacy import PrivacyLedger
-from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
-from server_app.roster import Roster, reason_of
+from server_app.recorder import CHECKPOINT
+from server_app.roster import reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
+from server_app.run import Run as Run
+from server_app.run import State as State
+from server_app.scrutiny import far_out, inspect_evaluation, inspect_upload
+from task.foreign import one_line
 from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in, prototype_parameters_in
-from task.models.assign import build_auxiliary
-from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
 
 LOG = getLogger("flwr")
-State = dict[str, Tensor]
 Reply = TypeVar("Reply", Upload, EvaluationReport)
-
-
-@dataclass
-class Run:
-    """One run as a strategy sees it: who, where, and how far it is."""
-
-    config: Config
-    roster: Roster
-    recorder: Recorder
-    session: str
-    device: torch.device
-    done: int = 0
-    state: State = field(default_factory=dict)
-    state_rounds: dict[int, int] = field(default_factory=dict)
-    client_prototypes: PrototypesByClient = field(default_factory=dict)
-    privacy: PrivacyLedger | None = None
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.roster.class_names)
-
-    def auxiliary(self) -> SplitModel:
-        """Return the extra model that some methods share, with its first weights."""
-        shape, seed = self.roster.image_shape, self.config.seed
-        return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
 
 
 class RoundStrategy(Strategy):
@@ -82,6 +55,10 @@ class RoundStrategy(Strategy):
 
     def inspect(self, state: State, upload: Upload) -> None:
         """Refuse an upload that does not fit the method, with a ``ValueError`` naming the client: it is dropped."""
+
+    def meant(self, state: State, upload: Upload) -> Mapping[str, Tensor] | None:
+        """Return the weights that an upload stands for, by whose norm it is judged: those that it holds, or None."""
+        return upload.weights
 
     def personal(self, state: State, partition: int, shared: Shared) -> Shared:
         """Return what one client receives: the same as everybody, unless a leaf says otherwise."""
@@ -133,11 +110,13 @@ class RoundStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies in order of partition and let the method absorb them."""
         self._lap("train")
-        uploads = self._collect(replies, "train", decode_upload)
+        uploads = self._without_giants(self._collect(replies, "train", decode_upload))
         self._stop_if_needed(uploads)
         number = self._row["round"]
         for upload in uploads:
             self.run.state_rounds[upload.partition] = number
+            self._traffic["train"][upload.partition].parameters_up = parameters_in(upload)
+            self._traffic["train"][upload.partition].prototypes_up = prototype_parameters_in(upload)
             if upload.prototypes is not None:
                 self.run.client_prototypes[upload.partition] = upload.prototypes
         rng = torch_stream(self.run.config.seed, "server", number)
@@ -249,26 +228,50 @@ class RoundStrategy(Strategy):
             try:
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
-                traffic = self._traffic[phase][partition]
-                traffic.bytes_up = nbytes(reply.content)
-                width = self.shared_width(self.run.num_classes, self.run.config.model.feature_dim)
-                decoded = decode(reply.content, Expected(partition, self._row["round"], self.run.num_classes, width))
-                if isinstance(decoded, Upload):
-                    self.inspect(self.run.state, decoded)
-                    traffic.parameters_up = parameters_in(decoded)
-                    traffic.prototypes_up = prototype_parameters_in(decoded)
+                self._traffic[phase][partition].bytes_up = nbytes(reply.content)
+                decoded = decode(reply.content, self._expected(partition))
+                self._inspect(decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
+            except Exception as error:  # whatever a foreign reply manages to raise must not end the run
+                LOG.exception("client %d sent what nobody foresaw", partition)
+                self._fail(partition, phase, f"client {partition} sent what cannot be read: {type(error).__name__}")
         for partition in waiting.values():
             self._fail(partition, phase, "no reply within federation.round_timeout")
         self._sent = {}
-        self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
         return sorted(good, key=lambda reply: reply.partition)
 
+    def _expected(self, partition: int) -> Expected:
+        config, classes = self.run.config, self.run.num_classes
+        width = self.shared_width(classes, config.model.feature_dim)
+        norm = config.federation.max_prototype_norm
+        norm = config.privacy.largest_norm(classes, width) if config.privacy is not None else norm
+        return Expected(partition, self._row["round"], classes, width, norm)
+
+    def _inspect(self, reply: Upload | EvaluationReport) -> None:
+        """Refuse a well-formed reply that its client cannot honestly have sent; ``ValueError`` naming the client."""
+        node, config = self.run.roster.reports[reply.partition], self.run.config
+        if isinstance(reply, Upload):
+            inspect_upload(reply, node, self.uploads, config.train.local_epochs)
+            self.inspect(self.run.state, reply)
+        else:
+            told = self._traffic["evaluate"][reply.partition].prototypes_down > 0
+            inspect_evaluation(reply, node, with_prototypes=told, report_sizes=config.federation.report_sizes)
+
+    def _without_giants(self, uploads: list[Upload]) -> list[Upload]:
+        ratio = self.run.config.federation.max_norm_ratio
+        judged = [(upload, self.meant(self.run.state, upload)) for upload in uploads] if ratio is not None else []
+        reasons = dict(far_out(judged, ratio or 0.0))
+        for partition, reason in reasons.items():
+            self._fail(partition, "train", reason)
+        return [upload for upload in uploads if upload.partition not in reasons]
+
     def _fail(self, partition: int, phase: str, reason: str) -> None:
+        reason = one_line(reason)
         LOG.log(WARNING, "round %d: client %d failed to %s: %s", self._row["round"], partition, phase, reason)
         self._row["failures"].append({"partition": partition, "phase": phase, "reason": reason})
+        self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
 
     def _stop_if_needed(self, replies: Sequence[Upload] | Sequence[EvaluationReport]) -> None:
         federation, failures = self.run.config.federation, self._row["failures"]

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from server_app.contributions import gather_weights, inspect_weights
+from server_app.scrutiny import inspect_counts
 from server_app.strategies.base import RoundStrategy, State
 from task.averaging import labelled, part, weighted_mean
 from task.messages import Shared, Upload
@@ -106,6 +107,8 @@ class FedGen(RoundStrategy):
         if TABLE in state:
             counts_C, row_C = head.pop(LABEL_COUNTS, None), state[TABLE][upload.partition]
             require_label_counts(f"client {upload.partition}", counts_C, row_C)
+            if counts_C is not None:
+                inspect_counts(upload.partition, counts_C, self.run.roster.reports[upload.partition])
         inspect_weights(replace(upload, weights=head), head_part(state), self.weighting)
 
     def absorb(
