@@ -75,10 +75,10 @@ def check_weights(arrays: Mapping[str, np.ndarray[Any, Any]], who: str) -> None:
     """Refuse weights that are not finite, or too large to be anybody's; ``ValueError`` naming the first."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
-            raise ValueError(f"{who} sent weights.{_shown(name)} that is not finite (NaN or Inf)")
+            raise ValueError(f"{who} sent weights.{one_line(name)[:LONGEST_NAME]} that is not finite (NaN or Inf)")
         most = LARGEST_WEIGHT if np.issubdtype(array.dtype, np.floating) else MOST_SAMPLES
         if array.size and (array.max() > most or array.min() < -most):
-            raise ValueError(f"{who} sent weights.{_shown(name)} beyond {most:g}")
+            raise ValueError(f"{who} sent weights.{one_line(name)[:LONGEST_NAME]} beyond {most:g}")
 
 
 def check_prototypes(
