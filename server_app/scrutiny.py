@@ -1,9 +1,9 @@
 """Whether a reply is what its client can honestly have: what a method shares, no more samples than it said, no giant.
 
 What is left of a reply that lies is bounded. Its prototypes are at most ``federation.max_prototype_norm`` long, and
-among three or more clients at most ``federation.max_norm_ratio`` times as long as the median client's; so is the norm
-of its weights. A mean in which it weighs w therefore moves by at most w times that (plus what an honest reply would
-have added). A client that says how many samples it has before round 1 never weighs more than that.
+among three or more clients at most ``federation.max_norm_ratio`` times as long as the median client's (which counts as
+at least 1); so is the norm of its weights. A mean in which it weighs w therefore moves by at most w times that (plus
+what an honest reply would have added). A client that says how many samples it has before round 1 never weighs more.
 """
 
 import math
@@ -17,6 +17,8 @@ from task.messages import EvaluationReport, NodeReport, Upload
 
 FEWEST = 3
 """Of fewer clients nobody can tell which is the odd one."""
+LEAST_MEDIAN = 1.0
+"""Norms below it count as this: features of a model that learns nothing are small, and one that learns is no giant."""
 
 
 def inspect_upload(upload: Upload, node: NodeReport, shared: frozenset[str], passes: int) -> None:
@@ -89,10 +91,9 @@ def far_out(uploads: Sequence[tuple[Upload, Mapping[str, Tensor] | None]], ratio
     lengths["norm of weights"] = {u.partition: _norm(weights) for u, weights in uploads if weights is not None}
     seen: set[int] = set()
     for what, norms in lengths.items():
-        median = statistics.median_low(norms.values()) if len(norms) >= FEWEST else 0.0
+        median = max(statistics.median_low(norms.values()), LEAST_MEDIAN) if len(norms) >= FEWEST else math.inf
         for partition, norm in norms.items():
-            giant = not math.isfinite(norm) or (median and norm > ratio * median)
-            if giant and partition not in seen:
+            if (norm > ratio * median or not math.isfinite(norm)) and partition not in seen:
                 seen.add(partition)
                 limit = f"{ratio:g} times the round's median, {median:.4g}"
                 yield partition, f"client {partition} sent a {what} of {norm:.4g}: at most {limit}, is allowed"

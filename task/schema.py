@@ -160,7 +160,7 @@ class FederationConfig:
     client's private model waits between rounds: ``disk`` or Flower's ``context``. The server computes on
     ``server_threads`` CPU threads: one by default, since the last bits of a result depend on their number. A reply is
     dropped when its longest prototype exceeds ``max_prototype_norm``, or this or the norm of its weights exceeds
-    ``max_norm_ratio`` times the median of at least three clients of the round (null: no such check).
+    ``max_norm_ratio`` times the median, at least 1, of three or more clients of the round (null: no such check).
     """
 
     rounds: int = 20
