@@ -10,6 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.node_facts import named_errors
+from client_app.privacy import protected, random_bytes
 from client_app.session import Session, class_names_of, open_session
 from client_app.state import open_store
 from client_app.trainers.base import Trainer
@@ -47,8 +48,9 @@ def query(message: Message, context: Context) -> Message:
         parameters = parameter_count(_within_memory(session, lambda: session.model))
     split, labels, classes = session.split, session.dataset.labels, session.num_classes
     shared = session.config.federation.report_sizes
+    privacy = session.config.privacy
     held, counts = np.zeros(0, np.int64), None  # a client without labels tells nothing about classes
-    if session.is_labelled:
+    if session.is_labelled and not (privacy is not None and privacy.hide_classes):
         held = np.unique(labels[split.train])
         counts = np.bincount(labels[np.concatenate([split.train, split.test])], minlength=classes)
     report = NodeReport(
@@ -76,7 +78,12 @@ def train(message: Message, context: Context) -> Message:
     """Restore the client's model, train it, keep it, and return what the method shares."""
     session, trainer = _open(message, context)
     with _seeded(session):
-        content = encode_upload(_within_memory(session, lambda: trainer.fit(session)))
+        upload = _within_memory(session, lambda: trainer.fit(session))
+    privacy = session.config.privacy
+    if privacy is not None:
+        source = random_bytes(privacy, session.node.partition, session.download.round)
+        upload = protected(upload, privacy, session.num_classes, trainer.shared_width(session), source)
+    content = encode_upload(upload)
     if trainer.keeps_state:
         store = open_store(session.config, session.node, context, session.download.session)
         needed = {session.download.state_round, session.download.durable_round}
@@ -88,6 +95,9 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Test the client's model as it is; nothing is kept."""
     session, trainer = _open(message, context)
+    privacy = session.config.privacy
+    if privacy is not None and not privacy.report_accuracy:
+        raise ValueError(f"client {session.node.partition} reports no accuracy: privacy.report_accuracy=false")
     report = _within_memory(session, lambda: trainer.evaluate(session))
     return Message(encode_evaluation(report), reply_to=message)
 

@@ -1,7 +1,10 @@
 """What a method demands of a run, and its words where a run does not meet it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from server_app.roster import Roster
-from task.schema import Config, require
+from task.schema import Config, FederationConfig, require
 
 
 def require_capable(config: Config, has_prototypes: bool, has_global_model: bool) -> None:
@@ -29,6 +32,25 @@ def require_capable(config: Config, has_prototypes: bool, has_global_model: bool
     require(everybody or algorithm.unlabelled != "refused", "labels", labels.name, allowed)
 
 
+def require_private(config: Config, has_prototypes: bool, uploads: frozenset[str]) -> None:
+    """Refuse noise on prototypes where clients upload more than prototypes of features.
+
+    Raises
+    ------
+    ValueError
+        One line: the method's ``uploads`` are others, or counts go with them.
+    """
+    privacy, algorithm = config.privacy, config.algorithm
+    if privacy is None:
+        return
+    others = ", ".join(sorted(uploads - {"prototypes"})) or ("mean outputs" if uploads else "nothing")
+    allowed = f"null, since clients of {algorithm.name} upload {others}: noise on prototypes of features protects none"
+    require(has_prototypes and uploads == {"prototypes"}, "privacy", privacy.name, allowed)
+    counts = bool(algorithm.client.get("share_counts"))
+    allowed = f"false with privacy={privacy.name}, and algorithm.server.aggregation=uniform: counts get no noise"
+    require(not counts, "algorithm.client.share_counts", counts, allowed)
+
+
 def require_labelled(config: Config, roster: Roster) -> None:
     """Refuse clients without labels where the method needs labels, and a run in which nobody has any.
 
@@ -44,3 +66,20 @@ def require_labelled(config: Config, roster: Roster) -> None:
         raise ValueError(
             f"none of the {len(roster)} clients has labels: at least one is needed (labels, node-config role)"
         )
+
+
+def require_enough(federation: FederationConfig, row: Mapping[str, Any], replies: int) -> None:
+    """End the run when a phase of the round of the line ``row`` had fewer good ``replies`` than asked for.
+
+    Raises
+    ------
+    RuntimeError
+        One line with the round and the first failure; also at any failure with ``federation.on_failure=stop``.
+    """
+    failures, place = row["failures"], f"round {row['round']}: "
+    reason = f"; client {failures[0]['partition']}: {failures[0]['reason']}" if failures else ""
+    if failures and federation.on_failure == "stop":
+        raise RuntimeError(f"{place}{len(failures)} clients failed and federation.on_failure=stop{reason}")
+    if replies < federation.min_replies:
+        wanted = f"federation.min_replies={federation.min_replies}"
+        raise RuntimeError(f"{place}{replies} good replies, {wanted} are needed{reason}")

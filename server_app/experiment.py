@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 
 from server_app.checkpoint import Checkpoint, load_checkpoint
 from server_app.demands import require_labelled
-from server_app.recorder import CHECKPOINT, Recorder
+from server_app.privacy import PrivacyLedger
+from server_app.recorder import CHECKPOINT, PRIVACY, Recorder
 from server_app.roster import discover
 from server_app.strategies.base import RoundStrategy, Run, State
 from task.config import build
@@ -49,6 +50,7 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         roster = discover(grid, config, before.names if before else None)
         run = Run(config, roster, recorder, session, device, state=state)
         require_labelled(config, run.roster)
+        run.privacy = _ledger(run, resumed=before is not None)
         _warn_of_empty_clients(run)
         if before is not None:
             clients = f"{before.num_clients}, as before: the data would be divided anew"
@@ -113,6 +115,18 @@ def _resumed(config: Config, folder: Path) -> tuple[State, Checkpoint]:
     return state, checkpoint
 
 
+def _ledger(run: Run, *, resumed: bool) -> PrivacyLedger | None:
+    """Return the ledger of what clients spend, where the run has any privacy, and say what that does not cover."""
+    privacy, report_sizes = run.config.privacy, run.config.federation.report_sizes
+    if privacy is None:
+        return None
+    path = run.recorder.folder / PRIVACY
+    ledger = PrivacyLedger(path, privacy, run.roster, report_sizes=report_sizes, resumed=resumed)
+    for words in ledger.not_covered:
+        LOG.log(WARNING, "epsilon does not cover %s", words)
+    return ledger
+
+
 def _warn_of_empty_clients(run: Run) -> None:
     empty = sum(report.train_size == 0 for report in run.roster.reports.values())
     if empty:
@@ -132,6 +146,7 @@ def _finish(
         "clients_without_training": sum(r.train_size == 0 for r in run.roster.reports.values()) if run else None,
     }
     extra |= strategy.facts() if strategy else {}
+    extra |= {"privacy": run.privacy.summary()} if run and run.privacy else {}
     roster = run.roster if run else None
     if roster is not None:
         recorder.write_clients(roster)

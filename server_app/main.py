@@ -7,6 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from task.config import load
 from task.paths import require_absolute_paths
+from task.privacy import require_accountant
 
 LOG = getLogger("flwr")
 app = ServerApp()
@@ -23,6 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = load(overrides)
         require_absolute_paths(config)
+        require_accountant(config.privacy)
         from server_app.experiment import run_experiment
 
         run_experiment(config, overrides, grid, context)

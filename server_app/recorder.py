@@ -20,15 +20,16 @@ from task.config import to_yaml
 from task.messages import PrototypeSet
 from task.schema import Config
 
-ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN = (
+ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY = (
     "rounds.jsonl",
     "clients.csv",
     "prototypes.npz",
     "summary.json",
     "config.yaml",
     "run.json",
+    "privacy.json",
 )
-OWN_FILES = (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN)
+OWN_FILES = (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY)
 CHECKPOINT, CLIENT_STATE = "checkpoint", "client-state"
 PrototypesByClient = dict[int, PrototypeSet]
 

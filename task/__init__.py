@@ -2,12 +2,13 @@
 
 Layers, lowest first; a module imports only from its own row or the rows above it::
 
-    seeding, schema, config, resume        random streams by name; the checked configuration
+    seeding, requirements, privacy,        random streams by name; the checked configuration
+    schema, config, resume
     prototypes, losses, averaging,         tensors in, tensors out
     contrastive_gradient, descents
     models, data                           what a client owns
     metrics, methods                       evaluation; one file a paper, free functions on tensors
-    messages, payload                      what travels between server and client, and how it is written down
+    npy, foreign, messages, payload        what travels between server and client, how it is written down and checked
     result_files, results, comparison,     reading result folders, tables and figures,
     tables, communication, drawing,        and the console script ``protofed-report``
     figures, report

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from task.config import load
 from task.paths import declared_paths
+from task.privacy import require_accountant
 from task.result_files import FAILED, read_json
 from task.schema import Config
 
@@ -80,6 +81,7 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
     if changes:
         words = (*words, *changes)
         config = load(words)
+    require_accountant(config.privacy)
     _check_machine(config, cores)
     return Job(typed, words, config)
 

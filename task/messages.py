@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from task.foreign import LARGEST_NORM
+
 UNPLACED = -1
 """The partition of a node that is known by name and has not been told its place in the run."""
 NO_PARAMETERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -141,12 +143,13 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the server expects of a reply: who sent it, in which round, C and K."""
+    """What the server expects of a reply: who sent it, in which round, C and K, and how long a prototype may be."""
 
     partition: int
     round: int
     num_classes: int
     feature_dim: int
+    largest_norm: float = LARGEST_NORM
 
 
 def prototype_parameters_in(message: Shared | Upload) -> int:

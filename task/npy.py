@@ -40,4 +40,7 @@ def read_npy(data: bytes, dtypes: Sequence[type[np.generic]]) -> np.ndarray[Any,
     if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ValueError(f"shape {shape} and {len(data)} bytes do not agree")
     flat = np.frombuffer(data, dtype=dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if fortran else "C").copy()
+    try:
+        return flat.reshape(shape, order="F" if fortran else "C").copy()
+    except (OverflowError, TypeError, MemoryError) as error:  # such as (0, 10**30), which has no elements
+        raise ValueError(f"no array has the shape {str(shape)[:80]}") from error

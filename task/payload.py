@@ -7,7 +7,6 @@ trusts nobody: shape, dtype, class ids, round and finiteness are checked; an err
 is allowed.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from task.checks import numbers, texts, typed, whole
+from task.foreign import LARGEST_NORM, check_prototypes, check_weights, metrics, numbers, samples, texts, typed, whole
 from task.messages import UNPLACED, Download, EvaluationReport, Expected, NodeReport, Placement, PrototypeSet, Upload
 from task.npy import read_npy
 
@@ -25,8 +24,6 @@ CLASS_IDS, VECTORS, COUNTS = "class-ids", "vectors", "counts"
 METRIC = "metric."
 """How the keys of metrics begin."""
 FLOAT32 = np.dtype("<f4")
-LARGEST_NORM = 1e6
-"""The largest norm of a prototype that is believed; features of trained networks have norms of tens."""
 
 
 def nbytes(content: RecordDict) -> int:
@@ -100,9 +97,9 @@ def decode_upload(content: RecordDict, expected: Expected) -> Upload:
     return Upload(
         expected.partition,
         expected.round,
-        prototypes=_prototypes(header, who, expected.num_classes, expected.feature_dim),
+        prototypes=_prototypes(header, who, expected.num_classes, expected.feature_dim, expected.largest_norm),
         weights=_weights(content, who),
-        examples=whole(header, "num-examples", who, 0) if "num-examples" in header else None,
+        examples=samples(header, "num-examples", who),
         metrics=_metrics(header, who),
     )
 
@@ -116,12 +113,13 @@ def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationRepo
     """Return the evaluate reply of a client; ``ValueError`` as in ``decode_upload``."""
     who = f"client {expected.partition}"
     header = _check_header(content, expected, who)
-    examples = whole(header, "num-examples", who, 0) if "num-examples" in header else None
-    metrics = _metrics(header, who)
-    for key, value in metrics.items():
+    examples, found = samples(header, "num-examples", who), _metrics(header, who)
+    if found and not {"loss", "accuracy-head"} <= set(found):
+        raise ValueError(f"{who} sent metrics {sorted(found)}: none, or loss and accuracy-head are needed")
+    for key, value in found.items():
         if key.startswith("accuracy") and not 0 <= value <= 1:
-            raise ValueError(f"{who} sent {key}={value}: it must be in [0, 1]")
-    return EvaluationReport(expected.partition, expected.round, examples, metrics)
+            raise ValueError(f"{who} sent {METRIC}{key}={value}: it must be in [0, 1]")
+    return EvaluationReport(expected.partition, expected.round, examples, found)
 
 
 def encode_node_report(report: NodeReport) -> RecordDict:
@@ -172,8 +170,8 @@ def decode_node_report(content: RecordDict, node_id: int) -> NodeReport:
         class_names=names,
         device=typed(header, "device", who, str),
         class_ids=class_ids,
-        train_size=whole(header, "train-size", who, 0) if "train-size" in header else None,
-        test_size=whole(header, "test-size", who, 0) if "test-size" in header else None,
+        train_size=samples(header, "train-size", who),
+        test_size=samples(header, "test-size", who),
         class_counts=counts,
         image_shape=numbers(header, "image-shape", who),
         role=role,
@@ -232,35 +230,24 @@ def _weights(content: RecordDict, who: str) -> dict[str, Tensor] | None:
     record = content[WEIGHTS]
     if not isinstance(record, ArrayRecord):
         raise ValueError(f"{who} sent {WEIGHTS} as {type(record).__name__}: an ArrayRecord is needed")
-    tensors = decode_tensors(record, who)
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{who} sent {WEIGHTS}.{name} that is not finite (NaN or Inf)")
-    return tensors
+    arrays = {name: _array(record, name, who, np.float32, np.int64) for name in record}
+    check_weights(arrays, who)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _prototypes(header: ConfigRecord, who: str, num_classes: int, width: int) -> PrototypeSet | None:
+def _prototypes(
+    header: ConfigRecord, who: str, num_classes: int, width: int, largest_norm: float = LARGEST_NORM
+) -> PrototypeSet | None:
     if not {CLASS_IDS, VECTORS, COUNTS} & set(header):
         return None
-    ids, data = numbers(header, CLASS_IDS, who), typed(header, VECTORS, who, bytes)
+    ids, data = np.array(numbers(header, CLASS_IDS, who), np.int64), typed(header, VECTORS, who, bytes)
     if len(data) != len(ids) * width * FLOAT32.itemsize:
         raise ValueError(f"{who} sent {len(data)} bytes of {VECTORS}: float32 ({len(ids)}, {width}) are needed")
-    if any(class_id >= num_classes for class_id in ids):
-        raise ValueError(f"{who} sent class id {max(ids)}: class ids must be in 0..{num_classes - 1}")
-    if len(set(ids)) != len(ids):
-        raise ValueError(f"{who} sent a class id twice")
     vectors = np.frombuffer(data, FLOAT32).reshape(len(ids), width).astype(np.float32)
-    if not np.isfinite(vectors).all():
-        raise ValueError(f"{who} sent prototypes that are not finite (NaN or Inf)")
-    if len(ids) and np.linalg.norm(vectors.astype(np.float64), axis=1).max() > LARGEST_NORM:
-        raise ValueError(f"{who} sent a prototype with a norm above {LARGEST_NORM:g}")
-    counts = None
-    if COUNTS in header:
-        counts = numbers(header, COUNTS, who)
-        if len(counts) != len(ids) or any(not 1 <= count <= 2**31 for count in counts):
-            raise ValueError(f"{who} sent malformed {COUNTS}: one per class, from 1 to {2**31}")
-    counted = torch.tensor(counts, dtype=torch.int64) if counts is not None else None
-    return PrototypeSet(torch.tensor(ids, dtype=torch.int64), torch.from_numpy(vectors), counted)
+    counts = np.array(numbers(header, COUNTS, who), np.int64) if COUNTS in header else None
+    check_prototypes(ids, vectors, counts, who, num_classes, width, largest_norm)
+    known = torch.from_numpy(counts) if counts is not None else None
+    return PrototypeSet(torch.from_numpy(ids), torch.from_numpy(vectors), known)
 
 
 def _array(record: ArrayRecord, key: str, who: str, *dtypes: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -284,11 +271,7 @@ def _check_header(content: RecordDict, expected: Expected, who: str) -> ConfigRe
 
 
 def _metrics(header: ConfigRecord, who: str) -> dict[str, float]:
-    found = {key: value for key, value in header.items() if key.startswith(METRIC)}
-    for key, value in found.items():
-        if not isinstance(value, float) or not math.isfinite(value):
-            raise ValueError(f"{who} sent {key}={value!r}: a finite number is needed")
-    return {key.removeprefix(METRIC): float(value) for key, value in found.items()}  # type: ignore[arg-type]
+    return metrics({key.removeprefix(METRIC): value for key, value in header.items() if key.startswith(METRIC)}, who)
 
 
 def _header(content: RecordDict, who: str) -> ConfigRecord:

@@ -22,6 +22,8 @@ FREE_KEYS = (
     "federation.on_failure",
     "federation.min_replies",
     "federation.min_clients",
+    "federation.max_prototype_norm",
+    "federation.max_norm_ratio",
     "federation.state_dir",
     "data.cache_dir",
     "experiment",

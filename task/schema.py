@@ -4,19 +4,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from task.privacy import PrivacyConfig
+from task.requirements import require as require
+from task.requirements import require_choice as require_choice
+
 Node = dict[str, Any]
 """A mapping with a ``_target_`` and the keyword settings of that target."""
-
-
-def require(holds: bool, key: str, value: object, allowed: str) -> None:
-    """Raise a ``ValueError`` of one line, with ``key``, ``value`` and what is ``allowed``, unless ``holds``."""
-    if not holds:
-        raise ValueError(f"{key}={value!r} is not allowed: {allowed}")
-
-
-def require_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise a ``ValueError`` of one line unless ``value`` is one of ``choices``."""
-    require(value in choices, key, value, "one of " + ", ".join(choices))
 
 
 @dataclass
@@ -168,8 +161,10 @@ class FederationConfig:
     ``round_timeout`` are seconds. ``report_sizes`` lets clients tell how many samples they hold, for the tables
     and the sample-weighted mean; without it the accuracy is averaged over clients. ``state`` says where a
     client's private model waits between rounds: ``disk`` or Flower's ``context``. The server computes on
-    ``server_threads`` CPU threads: one by default, since the last bits of a result depend on their number.
-    With at least ``min_clients`` a run starts and goes on; null: all at the start, ``min_replies`` later.
+    ``server_threads`` CPU threads: one by default, since the last bits of a result depend on their number. With at
+    least ``min_clients`` a run starts and goes on; null: all at the start, ``min_replies`` later. A reply is
+    dropped when its longest prototype exceeds ``max_prototype_norm``, or this or the norm of its weights exceeds
+    ``max_norm_ratio`` times the median, at least 1, of three or more clients of the round (null: no such check).
     """
 
     rounds: int = 20
@@ -183,6 +178,8 @@ class FederationConfig:
     round_timeout: float = 3600.0
     on_failure: str = "tolerate"
     min_replies: int = 1
+    max_prototype_norm: float = 1e4
+    max_norm_ratio: float | None = 100.0
     report_sizes: bool = True
     checkpoint_every: int = 5
     state: str = "disk"
@@ -205,9 +202,11 @@ class FederationConfig:
         allowed = f"at most federation.num_clients={most}"
         require((self.min_clients or 0) <= (most or 0), "federation.min_clients", self.min_clients, allowed)
         least("gpus_per_client", 0)
-        for name in ("node_timeout", "round_timeout"):
+        for name in ("node_timeout", "round_timeout", "max_prototype_norm"):
             value = getattr(self, name)
-            require(0 < value < float("inf"), f"federation.{name}", value, "a finite number of seconds above 0")
+            require(0 < value < float("inf"), f"federation.{name}", value, "a finite number above 0")
+        ratio = self.max_norm_ratio
+        require(ratio is None or 1 < ratio < float("inf"), "federation.max_norm_ratio", ratio, "null, or above 1")
         require(0 < self.participation <= 1, "federation.participation", self.participation, "above 0, at most 1")
         require_choice("federation.on_failure", self.on_failure, ("tolerate", "stop"))
         require_choice("federation.state", self.state, ("disk", "context"))
@@ -263,6 +262,7 @@ class Config:
     model: ModelConfig
     train: TrainConfig
     federation: FederationConfig
+    privacy: PrivacyConfig | None = None
     experiment: ExperimentConfig | None = None
     seed: int = 0
     name: str | None = None

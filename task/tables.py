@@ -92,14 +92,21 @@ def client_table(run: RunResult) -> str:
         for client in run.clients
     ]
     mean_of, means = _client_means(run)
-    columns = zip(_CLIENT_HEADER, *rows, ["", "", "", "", "", "", "", *means], strict=True)
+    header = list(_CLIENT_HEADER)
+    spent = _mapping(_mapping(run.summary, "privacy"), "epsilon_by_client")
+    if spent:  # before the accuracies, which stay last
+        header.insert(-2, "epsilon")
+        for client, row in zip(run.clients, rows, strict=True):
+            row.insert(-2, show(_number(spent, str(client.partition)), "{:.2f}"))
+    columns = zip(header, *rows, [*[""] * (len(header) - 2), *means], strict=True)
     widths = [max(map(len, column)) for column in columns]
     rule = "  ".join("-" * width for width in widths)
     label = f"mean over {mean_of} (best: each client in its own best round)"
     # The label takes the room of all columns before the two accuracies.
     label = f"{label:<{sum(widths[:-2]) + 2 * (len(widths) - 3)}}"
     total = "  ".join([label, *(f"{mean:>{width}}" for mean, width in zip(means, widths[-2:], strict=True))])
-    return "\n".join([_line(_CLIENT_HEADER, widths), rule, *(_line(row, widths) for row in rows), rule, total])
+    lines = [_line(header, header, widths), rule, *(_line(row, header, widths) for row in rows), rule, total]
+    return "\n".join(lines)
 
 
 def summary_lines(run: RunResult) -> list[str]:
@@ -123,6 +130,7 @@ def summary_lines(run: RunResult) -> list[str]:
         f"{size(bytes_a_round(run, 'up'))} up, {size(bytes_a_round(run, 'down'))} down; "
         f"{summary.get('failures', '?')} failures"
     )
+    lines += _privacy_lines(summary)
     empty = summary.get("clients_without_training")
     if empty:
         lines.append(f"note: {empty} of {summary.get('num_clients')} clients had no training images")
@@ -226,16 +234,32 @@ def _class_list(classes: tuple[int, ...]) -> str:
     return (text if len(text) <= 24 else f"{len(classes)} classes") or "-"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _privacy_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return what a private run has spent, and what that says nothing of; nothing for other runs."""
+    privacy = _mapping(summary, "privacy")
+    if not privacy:
+        return []
+    spent, delta = show(_number(privacy, "epsilon"), "{:.2f}"), show(_number(privacy, "delta"), "{:g}")
+    lines = [f"privacy: epsilon at most {spent} with delta {delta}, for {privacy.get('unit', '?')}"]
+    exceptions = privacy.get("not_covered")
+    return lines + [f"not covered: {words}" for words in (exceptions if isinstance(exceptions, list) else [])]
+
+
+def _line(cells: Sequence[str], header: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(
         f"{cell:<{width}}" if name in _LEFT_ALIGNED else f"{cell:>{width}}"
-        for name, cell, width in zip(_CLIENT_HEADER, cells, widths, strict=True)
+        for name, cell, width in zip(header, cells, widths, strict=True)
     )
 
 
 def _number(mapping: Mapping[str, Any], key: str) -> float | None:
     value = mapping.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _mapping(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = mapping.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def show(value: float | None, form: str = "{}", missing: str = "-") -> str:

@@ -6,8 +6,7 @@ plain ``dict`` of named tensors, so a leaf is tested without Flower and its chec
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
 from typing import Any, ClassVar, TypeVar
 
@@ -19,13 +18,15 @@ from torch import Generator, Tensor
 
 from server_app.attendance import GONE, absent, attend, connected
 from server_app.checkpoint import Checkpoint, save_checkpoint
-from server_app.demands import require_capable
-from server_app.recorder import CHECKPOINT, PrototypesByClient, Recorder
-from server_app.roster import Roster, reason_of
+from server_app.demands import require_capable, require_enough, require_private
+from server_app.recorder import CHECKPOINT
+from server_app.roster import reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
+from server_app.run import Run as Run
+from server_app.run import State as State
+from server_app.scrutiny import expected, far_out, inspect_evaluation, inspect_upload
+from task.foreign import one_line
 from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in, prototype_parameters_in
-from task.models.assign import build_auxiliary
-from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
@@ -33,33 +34,7 @@ from task.seeding import stream, torch_stream
 LOG = getLogger("flwr")
 # Seconds that a message outlives its round: Flower throws away what comes later, and asks no node for it any more.
 GRACE = 10.0
-State = dict[str, Tensor]
 Reply = TypeVar("Reply", Upload, EvaluationReport)
-
-
-@dataclass
-class Run:
-    """One run as a strategy sees it: who, where, and how far it is."""
-
-    config: Config
-    roster: Roster
-    recorder: Recorder
-    session: str
-    device: torch.device
-    done: int = 0
-    state: State = field(default_factory=dict)
-    state_rounds: dict[int, int] = field(default_factory=dict)
-    client_prototypes: PrototypesByClient = field(default_factory=dict)
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.roster.class_names)
-
-    def auxiliary(self) -> SplitModel:
-        """Return the extra model that some methods share, with its first weights."""
-        shape, seed = self.roster.image_shape, self.config.seed
-        return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
 
 
 class RoundStrategy(Strategy):
@@ -69,10 +44,13 @@ class RoundStrategy(Strategy):
     has_prototypes: ClassVar[bool] = False
     has_global_model: ClassVar[bool] = False
     """Whether clients receive prototypes of features, by which they can classify; and whether all have one model."""
+    uploads: ClassVar[frozenset[str]] = frozenset()
+    """What clients upload: ``prototypes``, ``weights``, or both; anything else is refused."""
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that the method cannot run, with a ``ValueError`` of one line; called at load."""
         require_capable(config, self.has_prototypes, self.has_global_model)
+        require_private(config, self.has_prototypes, self.uploads)
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return the width of the vectors that the method exchanges: K, unless a leaf says otherwise."""
@@ -80,6 +58,10 @@ class RoundStrategy(Strategy):
 
     def inspect(self, state: State, upload: Upload) -> None:
         """Refuse an upload that does not fit the method, with a ``ValueError`` naming the client: it is dropped."""
+
+    def meant(self, state: State, upload: Upload) -> Mapping[str, Tensor] | None:
+        """Return the weights that an upload stands for, by whose norm it is judged: those that it holds, or None."""
+        return upload.weights
 
     def personal(self, state: State, partition: int, shared: Shared) -> Shared:
         """Return what one client receives: the same as everybody, unless a leaf says otherwise."""
@@ -122,6 +104,8 @@ class RoundStrategy(Strategy):
         self._began = self._clock = time.monotonic()
         self._here = attend(grid, roster, self.run.config)
         sampled = self._sample(number)
+        if self.run.privacy is not None:
+            self.run.privacy.charge(sampled)
         self._row = {"round": number, "sampled": sampled, "absent": absent(roster, self._here)}
         self._row |= {"failures": [], "seconds": {}, "metrics": {}}
         self._traffic: dict[str, dict[int, Traffic]] = {"train": {}, "evaluate": {}}
@@ -133,11 +117,13 @@ class RoundStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies in order of partition and let the method absorb them."""
         self._lap("train")
-        uploads = self._collect(replies, "train", decode_upload)
-        self._stop_if_needed(uploads)
+        uploads = self._without_giants(self._collect(replies, "train", decode_upload))
+        require_enough(self.run.config.federation, self._row, len(uploads))
         number = self._row["round"]
         for upload in uploads:
             self.run.state_rounds[upload.partition] = number
+            self._traffic["train"][upload.partition].parameters_up = parameters_in(upload)
+            self._traffic["train"][upload.partition].prototypes_up = prototype_parameters_in(upload)
             if upload.prototypes is not None:
                 self.run.client_prototypes[upload.partition] = upload.prototypes
         rng = torch_stream(self.run.config.seed, "server", number)
@@ -155,7 +141,9 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        if not self.run.config.federation.evaluates(self._row["round"]):
+        privacy = self.run.config.privacy
+        silent = privacy is not None and not privacy.report_accuracy
+        if silent or not self.run.config.federation.evaluates(self._row["round"]):
             return []
         self._here = connected(grid, self.run.roster)
         self._note_the_gone("evaluate")
@@ -168,12 +156,13 @@ class RoundStrategy(Strategy):
         self._row |= self.scores(reports)
         self._lap("evaluate")
         self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
+        self._row |= {"privacy": self.run.privacy.fields()} if self.run.privacy is not None else {}
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
         self.run.recorder.append(self._row)
         self.run.done = self._row["round"]
         accuracy = "not evaluated" if self._row["accuracy"] is None else f"{self._row['accuracy']:.4f}"
         if due:
-            self._stop_if_needed(reports)
+            require_enough(self.run.config.federation, self._row, len(reports))
         LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
@@ -245,6 +234,7 @@ class RoundStrategy(Strategy):
         self, replies: Iterable[Message], phase: str, decode: Callable[[RecordDict, Expected], Reply]
     ) -> list[Reply]:
         """Return the good replies, ascending by partition; note the reason of every other."""
+        width = self.shared_width(self.run.num_classes, self.run.config.model.feature_dim)
         good, waiting = [], {sent.message_id: (partition, sent.dst_node_id) for partition, sent in self._sent}
         for reply in replies:
             partition, node = waiting.get(reply.metadata.reply_to_message_id, (None, 0))
@@ -255,22 +245,37 @@ class RoundStrategy(Strategy):
             try:
                 if reply.has_error():
                     raise ValueError(reason_of(reply))
-                traffic = self._traffic[phase][partition]
-                traffic.bytes_up = nbytes(reply.content)
-                width = self.shared_width(self.run.num_classes, self.run.config.model.feature_dim)
-                decoded = decode(reply.content, Expected(partition, self._row["round"], self.run.num_classes, width))
-                if isinstance(decoded, Upload):
-                    self.inspect(self.run.state, decoded)
-                    traffic.parameters_up = parameters_in(decoded)
-                    traffic.prototypes_up = prototype_parameters_in(decoded)
+                self._traffic[phase][partition].bytes_up = nbytes(reply.content)
+                decoded = decode(reply.content, expected(self.run, partition, self._row["round"], width))
+                self._inspect(decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
+            except Exception as error:  # whatever a foreign reply manages to raise must not end the run
+                LOG.exception("client %d sent what nobody foresaw", partition)
+                self._fail(partition, phase, f"client {partition} sent what cannot be read: {type(error).__name__}")
         for partition, _ in waiting.values():
             self._fail(partition, phase, "no reply within federation.round_timeout")
         self._sent = []
-        self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
         return sorted(good, key=lambda reply: reply.partition)
+
+    def _inspect(self, reply: Upload | EvaluationReport) -> None:
+        """Refuse a well-formed reply that its client cannot honestly have sent; ``ValueError`` naming the client."""
+        node, config = self.run.roster.reports[reply.partition], self.run.config
+        if isinstance(reply, Upload):
+            inspect_upload(reply, node, self.uploads, config.train.local_epochs)
+            self.inspect(self.run.state, reply)
+        else:
+            told = self._traffic["evaluate"][reply.partition].prototypes_down > 0
+            inspect_evaluation(reply, node, with_prototypes=told, report_sizes=config.federation.report_sizes)
+
+    def _without_giants(self, uploads: list[Upload]) -> list[Upload]:
+        ratio = self.run.config.federation.max_norm_ratio
+        judged = [(upload, self.meant(self.run.state, upload)) for upload in uploads] if ratio is not None else []
+        reasons = dict(far_out(judged, ratio or 0.0))
+        for partition, reason in reasons.items():
+            self._fail(partition, "train", reason)
+        return [upload for upload in uploads if upload.partition not in reasons]
 
     def _note_the_gone(self, phase: str) -> None:
         for partition in self.run.roster:
@@ -278,19 +283,10 @@ class RoundStrategy(Strategy):
                 self._fail(partition, phase, GONE)
 
     def _fail(self, partition: int, phase: str, reason: str) -> None:
-        who = self.run.roster.who(partition)
+        reason, who = one_line(reason), self.run.roster.who(partition)
         LOG.log(WARNING, "round %d: %s failed to %s: %s", self._row["round"], who, phase, reason)
         self._row["failures"].append({"partition": partition, "phase": phase, "reason": reason})
-
-    def _stop_if_needed(self, replies: Sequence[Upload] | Sequence[EvaluationReport]) -> None:
-        federation, failures = self.run.config.federation, self._row["failures"]
-        reason = f"; client {failures[0]['partition']}: {failures[0]['reason']}" if failures else ""
-        place = f"round {self._row['round']}: "
-        if failures and federation.on_failure == "stop":
-            raise RuntimeError(f"{place}{len(failures)} clients failed and federation.on_failure=stop{reason}")
-        if len(replies) < federation.min_replies:
-            wanted = f"federation.min_replies={federation.min_replies}"
-            raise RuntimeError(f"{place}{len(replies)} good replies, {wanted} are needed{reason}")
+        self._row["failures"].sort(key=lambda failure: (failure["phase"], failure["partition"]))
 
     def _lap(self, phase: str) -> None:
         now = time.monotonic()

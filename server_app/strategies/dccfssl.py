@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -42,6 +43,8 @@ class DCCFSSL(GlobalModel):
     authenticate: bool = True
     expand_models: bool = False
     max_age: int | None = None
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"prototypes", "weights"})
 
     def __post_init__(self) -> None:
         require(self.max_age is None or self.max_age >= 0, "max_age", self.max_age, "null, or at least 0")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARNING, getLogger
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator
@@ -29,6 +29,8 @@ class FedDistill(RoundStrategy):
 
     target: Literal["probabilities", "softmax_of_mean_logits", "mse_logits", "raw_logits"] = "probabilities"
     forget: bool = False
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"prototypes"})
 
     def shared_width(self, num_classes: int, feature_dim: int) -> int:
         """Return C, the width of an output."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from server_app.contributions import gather_weights, inspect_weights
+from server_app.scrutiny import inspect_counts
 from server_app.strategies.base import RoundStrategy, State
 from task.averaging import labelled, part, weighted_mean
 from task.messages import Shared, Upload
@@ -61,6 +62,8 @@ class FedGen(RoundStrategy):
     diversity: float = 0.0
     persist_generator: bool = True
 
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
+
     def __post_init__(self) -> None:
         for name, least in (("noise_dim", 1), ("hidden_dim", 1), ("steps", 1), ("batch_size", 2)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least}")
@@ -104,6 +107,8 @@ class FedGen(RoundStrategy):
         if TABLE in state:
             counts_C, row_C = head.pop(LABEL_COUNTS, None), state[TABLE][upload.partition]
             require_label_counts(f"client {upload.partition}", counts_C, row_C)
+            if counts_C is not None:
+                inspect_counts(upload.partition, counts_C, self.run.roster.reports[upload.partition])
         inspect_weights(replace(upload, weights=head), head_part(state), self.weighting)
 
     def absorb(

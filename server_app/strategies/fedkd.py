@@ -1,8 +1,9 @@
 """Server half of FedKD: average the students' changes, compressed. Mathematics: ``task/methods/fedkd.py``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +22,8 @@ class FedKD(Compression, RoundStrategy):
 
     The state holds the student as it is sent (``model/``) and, with ``what=update``, its last change (``change/``).
     """
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def check(self, config: Config) -> None:
         """Refuse halves that compress in two ways, too."""
@@ -53,6 +56,13 @@ class FedKD(Compression, RoundStrategy):
         """Refuse tensors or factors that do not make the student."""
         if upload.weights is not None:  # a client that trained nothing sends none
             self._open(upload)
+
+    def meant(self, state: State, upload: Upload) -> Mapping[str, Tensor] | None:
+        """Return the student that an upload makes, whether it is sent whole or as factors, or as a change."""
+        if upload.weights is None:
+            return None
+        opened = self._open(upload)
+        return opened if self.what == "params" else apply_change(part(MODEL, state), opened)
 
     def absorb(
         self, state: State, uploads: Sequence[Upload], rng: Generator, device: torch.device

@@ -30,6 +30,7 @@ class FedProto(RoundStrategy):
     forget: bool = False
 
     has_prototypes: ClassVar[bool] = True
+    uploads: ClassVar[frozenset[str]] = frozenset({"prototypes"})
 
     def check(self, config: Config) -> None:
         """Refuse weighting by counts that the clients do not send."""

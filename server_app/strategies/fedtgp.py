@@ -64,6 +64,7 @@ class FedTGP(RoundStrategy):
         require(self.init_norm is None or self.init_norm > 0, "init_norm", self.init_norm, "null, or above 0")
 
     has_prototypes: ClassVar[bool] = True
+    uploads: ClassVar[frozenset[str]] = frozenset({"prototypes"})
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return fresh latent vectors, F, and a counter of rounds trained."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator
@@ -25,6 +25,8 @@ class FML(RoundStrategy):
     """
 
     weighting: Literal["uniform", "examples"] = "uniform"
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def init_state(self, num_classes: int, width: int, rng: Generator) -> State:
         """Return the weights of a fresh shared model, the state being nothing else."""

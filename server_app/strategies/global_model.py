@@ -32,6 +32,7 @@ class GlobalModel(RoundStrategy):
     """
 
     has_global_model: ClassVar[bool] = True
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def check(self, config: Config) -> None:
         """Refuse several architectures, and a server's test on images that clients train on, too."""

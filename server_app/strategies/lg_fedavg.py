@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator
@@ -26,6 +26,8 @@ class LgFedAvg(RoundStrategy):
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
+
+    uploads: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     def check(self, config: Config) -> None:
         """Refuse unequal heads, too."""

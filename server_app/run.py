@@ -1,0 +1,42 @@
+"""One run as the server sees it."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from server_app.privacy import PrivacyLedger
+from server_app.recorder import PrototypesByClient, Recorder
+from server_app.roster import Roster
+from task.models.assign import build_auxiliary
+from task.models.split import SplitModel
+from task.schema import Config
+
+State = dict[str, Tensor]
+"""What a method's server knows from one round to the next, as named tensors."""
+
+
+@dataclass
+class Run:
+    """One run as a strategy sees it: who, where, and how far it is."""
+
+    config: Config
+    roster: Roster
+    recorder: Recorder
+    session: str
+    device: torch.device
+    done: int = 0
+    state: State = field(default_factory=dict)
+    state_rounds: dict[int, int] = field(default_factory=dict)
+    client_prototypes: PrototypesByClient = field(default_factory=dict)
+    privacy: PrivacyLedger | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.roster.class_names)
+
+    def auxiliary(self) -> SplitModel:
+        """Return the extra model that some methods share, with its first weights."""
+        shape, seed = self.roster.image_shape, self.config.seed
+        return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
