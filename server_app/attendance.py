@@ -12,6 +12,7 @@ from task.messages import UNPLACED, NodeReport, Placement
 from task.schema import Config
 
 LOG = getLogger("flwr")
+AGAIN = 600.0  # seconds until a node that was refused is asked again
 GONE = "its SuperNode is not connected"
 
 
@@ -43,10 +44,16 @@ def attend(grid: Grid, roster: Roster, config: Config) -> list[int]:
 
 
 def _admit_newcomers(grid: Grid, roster: Roster, config: Config) -> None:
+    nodes = sorted(grid.get_node_ids())
+    if time.monotonic() - roster.refused_at > AGAIN:
+        roster.refused.clear()
+    # Who was away may be back with the same key and other facts.
+    roster.refused = {node: reason for node, reason in roster.refused.items() if node in nodes}
     known = set(roster.node_ids.values()) | set(roster.refused)
-    new = [node for node in sorted(grid.get_node_ids()) if node not in known]
+    new = [node for node in nodes if node not in known]
     if not new:
         return
+    roster.refused_at = time.monotonic()
     here = set(connected(grid, roster))
     for node, answer in ask(grid, dict.fromkeys(new), config.federation.node_timeout).items():
         try:

@@ -30,7 +30,8 @@ class Roster:
     total: int = 0
     placements: dict[int, Placement] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    """Nodes that came later and do not fit, with the reason."""
+    """Nodes that came later and do not fit, with the reason; ``refused_at`` is when the last of them was asked."""
+    refused_at: float = 0.0
 
     def __len__(self) -> int:
         return len(self.reports)

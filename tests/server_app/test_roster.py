@@ -169,6 +169,10 @@ def test_a_newcomer_that_does_not_fit_is_refused_and_the_run_goes_on(newcomer: N
     told = len(grid.waited)
     attend(grid, roster, config)
     assert asked < told == len(grid.waited)  # it is not asked again
+    away = grid.contexts.pop(77)
+    attend(grid, roster, config)
+    grid.contexts[77], grid.answers[77] = away, report(2)  # the same key, and better facts
+    assert attend(grid, roster, config) == [0, 1, 2]
 
 
 def test_a_newcomer_with_a_name_takes_its_place_or_a_free_one() -> None:
