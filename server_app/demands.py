@@ -44,7 +44,7 @@ def require_private(config: Config, has_prototypes: bool, uploads: frozenset[str
     if privacy is None:
         return
     others = ", ".join(sorted(uploads - {"prototypes"})) or ("mean outputs" if uploads else "nothing")
-    allowed = f"null, since clients of {algorithm.name} upload {others}: noise on prototypes of features protects none"
+    allowed = f"none, since clients of {algorithm.name} upload {others}: noise on prototypes of features protects none"
     require(has_prototypes and uploads == {"prototypes"}, "privacy", privacy.name, allowed)
     counts = bool(algorithm.client.get("share_counts"))
     allowed = f"false with privacy={privacy.name}, and algorithm.server.aggregation=uniform: counts get no noise"

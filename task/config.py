@@ -64,7 +64,7 @@ def load(overrides: str | Sequence[str] = "") -> Config:
 
 def without_plus(words: Sequence[str]) -> list[str]:
     """Return Hydra overrides in which ``+debug=smoke`` has become ``debug=smoke``; Hydra itself refuses the plus."""
-    return [re.sub(r"^\+(?=(privacy|experiment|sweep|debug)=)", "", word) for word in words]
+    return [re.sub(r"^\+(?=(experiment|sweep|debug)=)", "", word) for word in words]
 
 
 def to_yaml(config: Config) -> str:

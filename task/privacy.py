@@ -78,7 +78,7 @@ class PrivacyConfig:
 def require_accountant(privacy: PrivacyConfig | None) -> None:
     """Refuse private runs where epsilon cannot be computed, with a ``ValueError`` of one line."""
     found = privacy is None or importlib.util.find_spec("dp_accounting") is not None
-    missing = "null, as the package dp-accounting is not installed here (pip install 'protofed[privacy]')"
+    missing = "none, as the package dp-accounting is not installed here (pip install 'protofed[privacy]')"
     require(found, "privacy", privacy.name if privacy else None, missing)
 
 

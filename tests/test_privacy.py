@@ -23,7 +23,7 @@ from task.tables import client_table, summary_lines
 from tests import contents
 from tests.algorithms import ALGORITHMS, fitting
 from tests.fake_grid import FakeGrid, run_federation
-from tests.stripes import messages, rows_of, run, summary_of
+from tests.stripes import messages, rows_of, run, stripes, summary_of, write
 
 SETTINGS = PrivacyConfig("gaussian", clip=2.0, noise_multiplier=0.5, delta=1e-5)
 C, K = 4, 3
@@ -145,6 +145,10 @@ def test_methods_that_upload_more_than_prototypes_are_refused(algorithm: str) ->
     with pytest.raises(ValueError, match=r"(privacy='gaussian'|share_counts=True) is not allowed: .*$") as caught:
         load(words)
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_group_nothing_is_noised() -> None:
+    assert load("").privacy is load("privacy=none").privacy is None
 
 
 def test_fedproto_without_counts_is_covered() -> None:
@@ -282,12 +286,17 @@ def test_a_giant_is_told_from_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_noise_costs_accuracy(tmp_path: Path) -> None:
-    """With few classes and narrow features, many clients learn something through noise; through much they do not."""
-    usual = "labels=all partition=iid train.lr=0.05 federation.rounds=10 privacy=gaussian privacy.report_accuracy=true"
+def test_strong_noise_costs_accuracy_and_weak_noise_little(tmp_path: Path) -> None:
+    """Few classes, narrow features, easy images: 8 clients learn from each other, and from noise they cannot."""
+    images = dict(zip(("x_train", "y_train"), stripes(400, 0, 5.0), strict=True))
+    images |= dict(zip(("x_test", "y_test"), stripes(200, 1, 5.0), strict=True))
+    data = write(tmp_path / "stripes.npz", samples=400, tests=200, **images)
+    method = "algorithm.server.aggregation=uniform algorithm.client.share_counts=false algorithm.client.weight=0.1"
+    usual = f"{method} labels=all partition=iid train=sgd train.batch_size=8 train.lr=0.05 federation.rounds=5"
+    private = "privacy=gaussian privacy.clip=2 privacy.report_accuracy=true privacy.noise_seed=0"
     accuracy = {}
-    for noise in (1e-6, 10.0):
-        words = f"{usual} privacy.noise_seed=0 privacy.noise_multiplier={noise}"
-        run(tmp_path / f"{noise}", "fedproto_official", words, num_nodes=8)
-        accuracy[noise] = summary_of(tmp_path / f"{noise}")["last_accuracy"]
-    assert accuracy[1e-6] > accuracy[10.0] + 0.1
+    for noise in (1e-6, 2.0):
+        folder, words = tmp_path / f"{noise}", f"{usual} {private} privacy.noise_multiplier={noise}"
+        run(folder, "fedproto", words, data=data, num_nodes=8)
+        accuracy[noise] = summary_of(folder)["last_accuracy"]
+    assert accuracy[1e-6] > accuracy[2.0] + 0.1
