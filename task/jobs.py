@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from task.config import load
+from task.config import build, load
 from task.result_files import FAILED, read_json
 from task.schema import Config, declared_paths
 
@@ -80,6 +80,8 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
         words = (*words, *changes)
         config = load(words)
     _check_machine(config, cores)
+    for name, node in config.listeners.items():  # a missing extra is refused here and not after Ray has started
+        build(node, f"listeners.{name}")
     return Job(typed, words, config)
 
 

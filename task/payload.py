@@ -7,20 +7,23 @@ dtype, class ids, round and finiteness are checked; an error names the client, t
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from task.confusion import from_cells, to_cells
+from task.header import numbers as _numbers
+from task.header import typed as _typed
+from task.header import whole as _whole
 from task.messages import Download, EvaluationReport, Expected, NodeReport, PrototypeSet, Upload
 from task.npy import read_npy
 
 HEADER, PROTOTYPES, WEIGHTS, METRICS = "header", "prototypes", "weights", "metrics"
 LARGEST_NORM = 1e6
 """The largest norm of a prototype that is believed; features of trained networks have norms of tens."""
-T = TypeVar("T")
 
 
 def nbytes(content: RecordDict) -> int:
@@ -36,15 +39,15 @@ def nbytes(content: RecordDict) -> int:
 
 def encode_download(download: Download) -> RecordDict:
     """Return the message content for a client."""
-    header = ConfigRecord(
-        {
-            "round": download.round,
-            "session": download.session,
-            "state-round": download.state_round,
-            "durable-round": download.durable_round,
-        }
-    )
-    return _with_arrays(RecordDict({HEADER: header}), download)
+    header: dict[str, Any] = {
+        "round": download.round,
+        "session": download.session,
+        "state-round": download.state_round,
+        "durable-round": download.durable_round,
+    }
+    if download.confusion:
+        header["confusion"] = True
+    return _with_arrays(RecordDict({HEADER: ConfigRecord(header)}), download)
 
 
 def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> Download:
@@ -58,6 +61,7 @@ def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> 
         session=session,
         state_round=_whole(header, "state-round", "server", 0),
         durable_round=_whole(header, "durable-round", "server", 0),
+        confusion=header.get("confusion") is True,
         prototypes=_prototypes(content, "server", num_classes, feature_dim),
         weights=_weights(content, "server"),
     )
@@ -97,6 +101,8 @@ def encode_evaluation(report: EvaluationReport) -> RecordDict:
     header: dict[str, Any] = {"round": report.round, "partition": report.partition}
     if report.examples is not None:
         header["num-examples"] = report.examples
+    if report.confusion is not None:
+        header["confusion-cells"], header["confusion-counts"] = to_cells(report.confusion)
     metrics = MetricRecord({key: float(value) for key, value in report.metrics.items()})
     return RecordDict({HEADER: ConfigRecord(header), METRICS: metrics})
 
@@ -110,7 +116,8 @@ def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationRepo
     for key, value in metrics.items():
         if key.startswith("accuracy") and not 0 <= value <= 1:
             raise ValueError(f"{who} sent {METRICS}.{key}={value}: it must be in [0, 1]")
-    return EvaluationReport(expected.partition, expected.round, examples, metrics)
+    confusion = _confusion(header, expected, who, examples) if "confusion-cells" in header else None
+    return EvaluationReport(expected.partition, expected.round, examples, metrics, confusion)
 
 
 def encode_node_report(report: NodeReport) -> RecordDict:
@@ -269,29 +276,18 @@ def _metrics(content: RecordDict, who: str) -> dict[str, float]:
     return values
 
 
+def _confusion(header: ConfigRecord, expected: Expected, who: str, examples: int | None) -> Tensor:
+    cells, counts = (_numbers(header, key, who) for key in ("confusion-cells", "confusion-counts"))
+    if examples is not None and sum(counts) > examples:
+        raise ValueError(f"{who} sent confusion counts of {sum(counts)} samples: at most num-examples={examples}")
+    try:
+        return from_cells(cells, counts, expected.num_classes)
+    except ValueError as error:
+        raise ValueError(f"{who} sent {error}") from error
+
+
 def _config(content: RecordDict, key: str, who: str) -> ConfigRecord:
     record = content.get(key)
     if not isinstance(record, ConfigRecord):
         raise ValueError(f"{who} sent no {key}: a ConfigRecord is needed")
     return record
-
-
-def _typed(header: ConfigRecord, key: str, who: str, kind: type[T]) -> T:
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise ValueError(f"{who} sent {key}={value!r}: {kind.__name__} is needed")
-    return value
-
-
-def _whole(header: ConfigRecord, key: str, who: str, least: int) -> int:
-    value = _typed(header, key, who, int)
-    if value < least:
-        raise ValueError(f"{who} sent {key}={value}: at least {least} is needed")
-    return value
-
-
-def _numbers(header: ConfigRecord, key: str, who: str) -> tuple[int, ...]:
-    values = header.get(key)
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in values):
-        raise ValueError(f"{who} sent {key}={values!r}: a list of whole numbers of at least 0 is needed")
-    return tuple(v for v in values if isinstance(v, int))

@@ -52,10 +52,10 @@ class RunResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every round was done, so that the run's numbers may be averaged with others."""
+        """Whether every round was done or the run stopped early as set, so that its numbers may be averaged."""
         if self.status not in (COMPLETED, COMPLETED_WITH_LOSSES):
             return False
-        return self.summary.get("rounds_done") == self.summary.get("rounds")
+        return bool(self.summary.get("stopped_early")) or self.summary.get("rounds_done") == self.summary.get("rounds")
 
     @property
     def reason(self) -> str:

@@ -22,6 +22,9 @@ FREE_KEYS = (
     "federation.on_failure",
     "federation.min_replies",
     "federation.state_dir",
+    "federation.snapshots",
+    "federation.stop_after",
+    "listeners",
     "data.cache_dir",
     "experiment",
 )

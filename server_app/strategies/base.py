@@ -28,9 +28,11 @@ from task.models.split import SplitModel
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
+from task.stopping import StoppedEarly, may_stop_next, reason_to_stop
 
 LOG = getLogger("flwr")
 State = dict[str, Tensor]
+
 Reply = TypeVar("Reply", Upload, EvaluationReport)
 
 
@@ -142,6 +144,9 @@ class RoundStrategy(Strategy):
             metrics = {"state_kept": 1.0}
         self._row["metrics"] = metrics | metric_means([upload.metrics for upload in uploads], "train_")
         self._lap("server")
+        if number < self.run.config.federation.rounds and self.run.config.federation.keeps_prototypes(number):
+            global_ = self.downlink(self.run.state).prototypes
+            self.run.recorder.write_snapshot(number, global_, self.run.client_prototypes)
         return None, None
 
     def configure_evaluate(
@@ -156,6 +161,9 @@ class RoundStrategy(Strategy):
         due = bool(self._sent)
         reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
         self._row |= self.scores(reports)
+        confusion = self.confusion(reports)
+        if confusion is not None:
+            self.run.recorder.write_confusion(confusion)
         self._lap("evaluate")
         self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
         self._row["seconds"]["round"] = round(time.monotonic() - self._began, 4)
@@ -167,11 +175,24 @@ class RoundStrategy(Strategy):
         LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
+        stopped = reason_to_stop(self.run.recorder.rows, self.run.config.federation.stop_after)
+        if stopped and self.run.done < self.run.config.federation.rounds:
+            raise StoppedEarly(stopped)
         return None
 
     def scores(self, reports: Sequence[EvaluationReport]) -> dict[str, Any]:
         """Return the accuracy fields of the round's line."""
         return summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
+
+    def confusion(self, reports: Sequence[EvaluationReport]) -> Tensor | None:
+        """Return how often each true class was taken for which, over all clients that told; None where none did."""
+        told = [report.confusion for report in reports if report.confusion is not None]
+        return torch.stack(told).sum(dim=0) if told else None
+
+    def may_be_last(self, number: int) -> bool:
+        """Tell whether the run can end with round ``number``, which has not been evaluated yet."""
+        federation = self.run.config.federation
+        return number == federation.rounds or may_stop_next(self.run.recorder.rows, federation.stop_after)
 
     def candidates(self) -> list[int]:
         """Return the clients that can be sampled: all, unless a leaf says otherwise."""
@@ -214,6 +235,7 @@ class RoundStrategy(Strategy):
                 session=run.session,
                 state_round=run.state_rounds.get(partition, 0),
                 durable_round=self._durable.get(partition, 0),
+                confusion=phase == "evaluate" and self.may_be_last(number),
             )
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
