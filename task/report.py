@@ -145,13 +145,19 @@ def _write(
         output.mkdir(parents=True, exist_ok=True)
         pictures = []
         for each in planned.drawings:
-            figure = each.draw()
-            wide = figure.get_figwidth() > 8.6 or each.is_overview
             path = output / f"{each.name}.png"
-            drawing.save(figure, path)
+            try:
+                figure = each.draw()
+                drawing.save(figure, path)
+            except ValueError as error:  # a malformed file, or one of the user's in its place: the others are drawn
+                errors.append(str(error))
+                continue
             yield f"figure: {path}"
+            wide = figure.get_figwidth() > 8.6 or each.is_overview
+            matrix = bool(figure.findobj(AxesImage))
+            uri = drawing.data_uri(figure, follows_scheme=not matrix)
             facts = (each.name, each.section, each.title, each.caption, each.alternative)
-            pictures.append(page.Picture(*facts, drawing.data_uri(figure), wide, bool(figure.findobj(AxesImage))))
+            pictures.append(page.Picture(*facts, uri, wide, matrix))
         text = page.render(study, runs, baseline, pictures, title=options.title, command=command, remarks=remarks)
         drawing.write_own(output / PAGE, text.encode())
         yield f"page: {output / PAGE}"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from task import communication, tables
-from task.comparison import Group, Statistic, identities, natural_key, settings_of
+from task.comparison import Group, Statistic, identities, natural_key
 from task.reporting.differences import Baseline, Difference
 from task.reporting.study import Cell, Study, value_of
 from task.reporting.text import as_csv, as_latex, as_markdown
 from task.results import RunResult
 
 _UNITS = {"": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-_NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+)(?: ?(B|kB|MB|GB)\b| ?%|$|[ (±[].*)")
+_NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+)(?: ?(B|kB|MB|GB)$| ?%?$| [±[(].*)")
 _EMPTY = ("", "-")
 
 
@@ -60,7 +60,7 @@ def sort_value(text: str) -> float | str | None:
     """Return the number with which ``text`` begins, bytes in their unit; else the text; None where it says nothing."""
     if text in _EMPTY:
         return None
-    found = _NUMBER.match(text)
+    found = _NUMBER.fullmatch(text)
     return float(found[1].replace(",", "")) * _UNITS[found[2] or ""] if found else text.lower()
 
 
@@ -135,7 +135,7 @@ def runs_table(study: Study, runs: Sequence[RunResult]) -> Table:
     parent = Path(os.path.commonpath([run.folder.resolve() for run in runs])) if runs else Path()
     rows = []
     for run in runs:
-        settings = settings_of(run)
+        method, setting = study.place_of(run)
         summary = run.summary
         accuracy = summary.get("last_accuracy")
         seconds = summary.get("seconds")
@@ -143,8 +143,8 @@ def runs_table(study: Study, runs: Sequence[RunResult]) -> Table:
             {
                 "run": str(run.folder.resolve().relative_to(parent)) if len(runs) > 1 else run.folder.resolve().name,
                 "status": run.status + (", stopped early" if summary.get("stopped_early") else ""),
-                "method": study.design.method(settings),
-                "setting": study.design.setting(settings),
+                "method": method,
+                "setting": setting,
                 "seed": "-" if run.seed is None else str(run.seed),
                 "last accuracy (%)": "-" if accuracy is None else f"{100 * accuracy:.2f}",
                 "rounds": str(summary.get("rounds_done", len(run.rounds))),
@@ -157,8 +157,9 @@ def runs_table(study: Study, runs: Sequence[RunResult]) -> Table:
     return from_rows("runs", "Runs", rows, rows, ["protofed followed by the overrides repeats a run."])
 
 
-def settings_tables(study: Study, every: Sequence[Mapping[str, str]]) -> tuple[Table, Table]:
+def settings_tables(study: Study) -> tuple[Table, Table]:
     """Return the settings that tell the runs apart with their values, and those that differ in consequence."""
+    every = study.every
     keys = sorted({key for each in every for key in each if len({other.get(key) for other in every}) > 1})
     first = [key for key in (*study.design.method_keys, *study.design.setting_keys) if key in keys]
     names = {"algorithm.name", "data.name", "model.name", "partition._target_", "partition"}
@@ -170,8 +171,9 @@ def settings_tables(study: Study, every: Sequence[Mapping[str, str]]) -> tuple[T
     )
 
 
-def common_settings(every: Sequence[Mapping[str, str]]) -> list[str]:
+def common_settings(study: Study) -> list[str]:
     """Return the settings that all runs share, as ``key=value``."""
+    every = study.every
     first = every[0] if every else {}
     return [f"{key}={text}" for key, text in sorted(first.items()) if all(each.get(key) == text for each in every)]
 

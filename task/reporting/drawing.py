@@ -202,10 +202,10 @@ def write_own(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def data_uri(figure: Figure) -> str:
+def data_uri(figure: Figure, *, follows_scheme: bool) -> str:
     """Return ``figure`` without its title as an image inside a page: SVG, or PNG where that is much smaller.
 
-    The greys of an SVG follow the reader's light or dark scheme; what is drawn in colours is the same in both.
+    With ``follows_scheme`` the greys of an SVG follow the reader's light or dark scheme; colours are the same in both.
     """
     for text in figure.findobj(lambda artist: artist.get_gid() == _TITLE):
         text.set_visible(False)
@@ -217,7 +217,9 @@ def data_uri(figure: Figure) -> str:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=180, **tight)
         return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    svg = buffer.getvalue().replace(b"<defs>", f"<style>{_dark_style()}</style><defs>".encode(), 1)
+    svg = buffer.getvalue()
+    if follows_scheme:
+        svg = svg.replace(b"<defs>", f"<style>{_dark_style()}</style><defs>".encode(), 1)
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from task.comparison import settings_of
 from task.reporting import content
 from task.reporting.differences import Baseline
 from task.reporting.drawing import SIGNATURE
@@ -58,11 +57,10 @@ def render(
     title, command, remarks : str, sequence of str, iterable of str
         The page's title, the words of the command that made it, and what else a reader has to know.
     """
-    every = [settings_of(run) for run in runs if run.config]
     tables = [content.grid_table(study), content.numbers_table(study, baseline)] if study.groups else []
     if baseline and study.groups:
         tables.insert(1, content.differences_table(study, baseline))
-    settings, consequences = content.settings_tables(study, every)
+    settings, consequences = content.settings_tables(study)
     style, script = ((_FILES / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     environment = Environment(
         loader=FileSystemLoader(_FILES),
@@ -85,7 +83,7 @@ def render(
         sections=[(name, [each for each in pictures if each.section == name]) for name in SECTIONS],
         settings=settings,
         consequences=consequences,
-        common=content.common_settings(every),
+        common=content.common_settings(study),
         runs=content.runs_table(study, runs),
         versions=content.versions(runs),
         remarks=list(remarks),

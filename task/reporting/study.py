@@ -100,9 +100,9 @@ class Study:
     def __init__(self, groups: Sequence[Group], incomplete: Sequence[RunResult] = ()) -> None:
         self.groups, self.unplaced = list(groups), [run for run in incomplete if not run.config]
         placed = [(run, _settings_of_unfinished(run, groups)) for run in incomplete if run.config]
-        every = [group.settings for group in groups] + [settings for _, settings in placed]
-        self.design = Design.of(every)
-        places = {self._place(settings): None for settings in every}
+        self.every = [group.settings for group in groups] + [settings for _, settings in placed]
+        self.design = Design.of(self.every)
+        places = {self._place(settings): None for settings in self.every}
         self.methods = sorted({method for method, _ in places}, key=natural_key)
         self.settings = sorted({setting for _, setting in places}, key=natural_key)
         self._groups: dict[tuple[str, str], Group] = {}
@@ -111,7 +111,9 @@ class Study:
             assert place not in self._groups, f"two groups in the cell {place}"
             self._groups[place] = group
         self._incomplete: dict[tuple[str, str], list[RunResult]] = {}
+        self._places = {run.folder: self._place(group.settings) for group in groups for run in group.runs}
         for run, settings in placed:
+            self._places[run.folder] = self._place(settings)
             self._incomplete.setdefault(self._place(settings), []).append(run)
 
     def _place(self, settings: Settings) -> tuple[str, str]:
@@ -140,6 +142,10 @@ class Study:
     def place(self, group: Group) -> tuple[str, str]:
         """Return method and setting of ``group``."""
         return self._place(group.settings)
+
+    def place_of(self, run: RunResult) -> tuple[str, str]:
+        """Return method and setting of any run; only its method where it has no cell, as one that was run again."""
+        return self._places.get(run.folder, (run.label("algorithm"), ""))
 
     def label(self, group: Group) -> str:
         """Return method and setting in a few words, for the title of a figure."""
@@ -194,12 +200,17 @@ def _order(key: str) -> tuple[int, bool, str]:
 
 
 def _settings_of_unfinished(run: RunResult, groups: Sequence[Group]) -> dict[str, str]:
-    """Return the settings of a run that may have ended before it knew how many clients there are."""
+    """Return the settings of a run that may have ended before it said how many clients there are, and the like."""
     settings = settings_of(run)
-    if run.summary.get("num_clients") or run.clients:
-        return settings
+    alike = [group.settings for group in groups if group.settings["algorithm"] == settings["algorithm"]]
+    unknown = [key for key in settings if key.startswith("accuracy_") and settings[key] == "?"]
     key = "federation.num_clients"
-    planned = (run.config.get("federation") or {}).get("num_clients")
-    likely = {group.settings.get(key) for group in groups}
-    settings[key] = str(planned) if planned else (likely.pop() or "?") if len(likely) == 1 else "?"
+    if not (run.summary.get("num_clients") or run.clients):
+        planned = (run.config.get("federation") or {}).get("num_clients")
+        settings[key] = str(planned or "?")
+        unknown += [] if planned else [key]
+    for key in unknown:
+        values = {other.get(key, "?") for other in alike or [group.settings for group in groups]}
+        if len(values) == 1:
+            settings[key] = values.pop()
     return settings
