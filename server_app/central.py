@@ -68,6 +68,6 @@ class CentralTest:
         """Return what ``model`` reaches on all test images."""
         layout = torch.channels_last if self.data.channels_last else torch.preserve_format
         model = model.to(self.data.device).to(memory_format=layout)
-        found = evaluate(model, self.data.eval_batches(self.batch_size))
+        found = evaluate(model, self.data.eval_batches(self.batch_size), confusion_by="head")
         assert found is not None
         return found

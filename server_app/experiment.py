@@ -18,6 +18,7 @@ from server_app.strategies.base import RoundStrategy, Run, State
 from task.config import build
 from task.resume import check_unchanged
 from task.schema import Config, require
+from task.stopping import StoppedEarly, reason_to_stop
 
 LOG = getLogger("flwr")
 INTERRUPTED = "interrupted"
@@ -61,17 +62,16 @@ def run_experiment(config: Config, overrides: str, grid: Grid, context: Context)
         assert isinstance(built, RoundStrategy)
         built.bind(run)
         strategy = built
-        left = config.federation.rounds - run.done
-        strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=config.federation.round_timeout)
+        stopped = _run_rounds(strategy, run, grid)
         strategy.checkpoint()
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or ``flwr stop``
-        _finish(recorder, "failed", INTERRUPTED, run, strategy)
+        _finish(recorder, "failed", INTERRUPTED, None, run, strategy)
         raise
     except BaseException as error:
-        _finish(recorder, "failed", str(error) or type(error).__name__, run, strategy)
+        _finish(recorder, "failed", str(error) or type(error).__name__, None, run, strategy)
         raise
     lost = any(row["failures"] or row.get("absent") for row in recorder.rows)
-    _finish(recorder, "completed with losses" if lost else "completed", None, run, strategy)
+    _finish(recorder, "completed with losses" if lost else "completed", None, stopped, run, strategy)
     LOG.log(INFO, "results: %s", folder)
 
 
@@ -133,11 +133,33 @@ def _warn_of_empty_clients(run: Run) -> None:
         LOG.log(WARNING, "%d of %d clients have no training images and only take part in name", empty, len(run.roster))
 
 
+def _run_rounds(strategy: RoundStrategy, run: Run, grid: Grid) -> str | None:
+    """Run the rounds that are left; return why the run ended before the last one, None if it did not."""
+    federation = run.config.federation
+    left = federation.rounds - run.done
+    # A run that goes on after an early end would else need another round to see it.
+    stopped = reason_to_stop(run.recorder.rows, federation.stop_after) if left else None
+    if stopped is None:
+        try:
+            strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=federation.round_timeout)
+        except StoppedEarly as early:
+            stopped = str(early)
+    if stopped:
+        LOG.log(INFO, "%s", stopped)
+    return stopped
+
+
 def _finish(
-    recorder: Recorder, status: str, reason: str | None, run: Run | None, strategy: RoundStrategy | None
+    recorder: Recorder,
+    status: str,
+    reason: str | None,
+    stopped: str | None,
+    run: Run | None,
+    strategy: RoundStrategy | None,
 ) -> None:
     federation = recorder.config.federation
     extra: dict[str, Any] = {
+        "stopped_early": stopped,
         "experiment": recorder.config.experiment.name if recorder.config.experiment else None,
         "accuracy_rule": recorder.config.algorithm.inference,
         "accuracy_model": "each client's own",

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from server_app.listeners import FOLDERS as LISTENER_FOLDERS
+from server_app.listeners import Audience
 from server_app.roster import Roster
 from task.config import to_yaml
 from task.messages import PrototypeSet
 from task.schema import Config
 
-ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY = (
+ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY, CONFUSION = (
     "rounds.jsonl",
     "clients.csv",
     "prototypes.npz",
@@ -28,9 +31,11 @@ ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY = (
     "config.yaml",
     "run.json",
     "privacy.json",
+    "confusion.csv",
 )
-OWN_FILES = (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY)
-CHECKPOINT, CLIENT_STATE = "checkpoint", "client-state"
+OWN_FILES = (ROUNDS, CLIENTS, PROTOTYPES, SUMMARY, CONFIG, RUN, PRIVACY, CONFUSION)
+CHECKPOINT, CLIENT_STATE, SNAPSHOTS = "checkpoint", "client-state", "prototypes"
+OWN_FOLDERS = (CHECKPOINT, CLIENT_STATE, SNAPSHOTS, *LISTENER_FOLDERS)
 PrototypesByClient = dict[int, PrototypeSet]
 
 
@@ -59,6 +64,7 @@ class Recorder:
 
     def __init__(self, folder: Path, config: Config, overrides: str, session: str, resumed_round: int = 0) -> None:
         self.folder, self.config, self.started = folder, config, time.monotonic()
+        self.audience = Audience(config)
         lines = self._kept_lines(resumed_round)
         self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
         run = {
@@ -76,6 +82,7 @@ class Recorder:
             self._write_text(ROUNDS, "".join(line + "\n" for line in lines))
         except OSError as error:
             raise ValueError(f"output-dir={str(folder)!r} cannot be written: {error}") from error
+        self.audience.begin(folder, session, resumed_round)
 
     def _kept_lines(self, resumed_round: int) -> list[str]:
         """Return the lines of the rounds to keep."""
@@ -98,7 +105,7 @@ class Recorder:
     def _clear(self) -> None:
         for name in OWN_FILES:
             (self.folder / name).unlink(missing_ok=True)
-        for name in (CHECKPOINT, CLIENT_STATE):
+        for name in OWN_FOLDERS:
             if (self.folder / name).is_dir():
                 shutil.rmtree(self.folder / name)
 
@@ -113,8 +120,17 @@ class Recorder:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self.audience.hear(row)
 
-    def write_prototypes(self, global_: PrototypeSet | None, by_client: PrototypesByClient) -> None:
+    def write_confusion(self, counts_CC: Tensor) -> None:
+        """Write how often each true class (row) was taken for which (column), by class id."""
+        header = ",".join(["true", *map(str, range(len(counts_CC)))])
+        lines = [",".join(map(str, [number, *row])) for number, row in enumerate(counts_CC.tolist())]
+        self._write_text(CONFUSION, "\n".join([header, *lines]) + "\n")
+
+    def write_prototypes(
+        self, global_: PrototypeSet | None, by_client: PrototypesByClient, name: str = PROTOTYPES
+    ) -> None:
         """Write the last global prototypes and the last ones of each client; nothing for methods without any."""
         every = [*by_client.values()] if global_ is None else [global_, *by_client.values()]
         if not every:
@@ -132,7 +148,11 @@ class Recorder:
             client_class_ids=np.concatenate([empty[1], *(s.class_ids.numpy() for _, s in sets)]),
             client_vectors=np.concatenate([empty[0], *(s.vectors.numpy() for _, s in sets)]),
         )
-        self._write_bytes(PROTOTYPES, buffer.getvalue())
+        self._write_bytes(name, buffer.getvalue())
+
+    def write_snapshot(self, number: int, global_: PrototypeSet | None, by_client: PrototypesByClient) -> None:
+        """Keep the prototypes of round ``number`` beside those of other rounds."""
+        self.write_prototypes(global_, by_client, f"{SNAPSHOTS}/round-{number:05d}.npz")
 
     def write_clients(self, roster: Roster) -> None:
         """Write one row a client: facts, last and best accuracy."""
@@ -181,6 +201,7 @@ class Recorder:
             "model": config.model.name,
         }
         self._write_text(SUMMARY, json.dumps(summary, indent=2) + "\n")
+        self.audience.end(summary)
 
     def _parameters(self, key: str) -> int | None:
         """Return the sum over all rounds; None when one of them, of an earlier version, did not count."""
@@ -200,10 +221,11 @@ class Recorder:
         self._write_bytes(name, text.encode())
 
     def _write_bytes(self, name: str, data: bytes) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{name}.{os.getpid()}"
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(data)
-        os.replace(temporary, self.folder / name)
+        os.replace(temporary, path)
 
 
 def versions() -> dict[str, str]:

@@ -8,9 +8,11 @@ from torch import Tensor
 from server_app.privacy import PrivacyLedger
 from server_app.recorder import PrototypesByClient, Recorder
 from server_app.roster import Roster
+from task.messages import PrototypeSet
 from task.models.assign import build_auxiliary
 from task.models.split import SplitModel
 from task.schema import Config
+from task.stopping import may_stop_next
 
 State = dict[str, Tensor]
 """What a method's server knows from one round to the next, as named tensors."""
@@ -40,3 +42,14 @@ class Run:
         """Return the extra model that some methods share, with its first weights."""
         shape, seed = self.roster.image_shape, self.config.seed
         return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
+
+    def may_end_with(self, number: int) -> bool:
+        """Tell whether the run can end with round ``number``, which has not been evaluated yet."""
+        federation = self.config.federation
+        return number == federation.rounds or may_stop_next(self.recorder.rows, federation.stop_after)
+
+    def note_prototypes(self, number: int, shared: PrototypeSet | None) -> None:
+        """Keep the prototypes of round ``number`` for the report, if it is one of ``federation.snapshots``."""
+        federation = self.config.federation
+        if number < federation.rounds and federation.keeps_prototypes(number):
+            self.recorder.write_snapshot(number, shared, self.client_prototypes)

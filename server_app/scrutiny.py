@@ -15,6 +15,7 @@ from torch import Tensor
 
 from server_app.run import Run
 from task.messages import EvaluationReport, Expected, NodeReport, Upload
+from task.schema import Config
 
 FEWEST = 3
 """Of fewer clients nobody can tell which is the odd one."""
@@ -28,6 +29,17 @@ def expected(run: Run, partition: int, number: int, width: int) -> Expected:
     norm = config.federation.max_prototype_norm
     norm = config.privacy.largest_norm(run.num_classes, width) if config.privacy is not None else norm
     return Expected(partition, number, run.num_classes, width, norm)
+
+
+def inspect_reply(
+    reply: Upload | EvaluationReport, node: NodeReport, config: Config, shared: frozenset[str], with_prototypes: bool
+) -> None:
+    """Refuse a well-formed reply that its client cannot honestly have sent; ``ValueError`` naming the client."""
+    if isinstance(reply, Upload):
+        inspect_upload(reply, node, shared, config.train.local_epochs)
+    else:
+        report_sizes = config.federation.report_sizes
+        inspect_evaluation(reply, node, with_prototypes=with_prototypes, report_sizes=report_sizes)
 
 
 def inspect_upload(upload: Upload, node: NodeReport, shared: frozenset[str], passes: int) -> None:

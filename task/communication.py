@@ -4,23 +4,20 @@ from collections.abc import Iterator, Sequence
 
 from task.comparison import Group, Statistic, identities
 from task.results import RunResult
-from task.tables import as_csv, as_markdown, show, size
+from task.tables import show, size
 
 _WAYS = ("up", "down")
 _SHARE = "prototypes up (% of weights)"
 
 
-def markdown_table(groups: Sequence[Group]) -> str:
-    """Return the communication of ``groups`` as an aligned Markdown table."""
-    return as_markdown(_rows(groups, [_readable(group) for group in groups], ("paper (10^6)", _SHARE)))
+def readable_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the communication of ``groups`` for people."""
+    return _rows(groups, [_readable(group) for group in groups], ("paper (10^6)", _SHARE))
 
 
-def csv_table(groups: Sequence[Group]) -> str:
-    """Return the communication of ``groups`` as CSV: scalars and bytes, also where the paper says millions."""
-    return as_csv(_rows(groups, [_exact(group) for group in groups], ("paper_parameters",)))
-
-
-FORMATS = {"markdown": markdown_table, "csv": csv_table}
+def exact_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the communication of ``groups`` for programs: scalars and bytes, also where the paper says millions."""
+    return _rows(groups, [_exact(group) for group in groups], ("paper_parameters",))
 
 
 def remarks(groups: Sequence[Group]) -> Iterator[str]:

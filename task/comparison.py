@@ -12,6 +12,8 @@ from task.results import RunResult
 
 # The seed, over which a group averages, and settings that cannot change a result.
 _NOT_COMPARED = {"seed", "name", "resume", "overwrite", "data.cache_dir", "federation.state_dir"}
+_NOT_COMPARED |= {f"federation.{key}" for key in ("cpus_per_client", "gpus_per_client", "node_timeout", "snapshots")}
+_LISTENERS, _STOP_AFTER = "listeners", "federation.stop_after."
 _NAMED = ("algorithm", "data", "partition", "model")
 _EXPERIMENT = "experiment"
 
@@ -62,6 +64,11 @@ class Group:
         return self.experiment.communication.get(self.settings["algorithm"]) if self.experiment else None
 
     @property
+    def stopped_early(self) -> int:
+        """The number of runs that ended before their last round, as their settings want it."""
+        return sum(bool(run.summary.get("stopped_early")) for run in self.runs)
+
+    @property
     def losses(self) -> int:
         """The number of runs that completed, but lost replies or clients on the way."""
         return sum(run.status == COMPLETED_WITH_LOSSES for run in self.runs)
@@ -107,20 +114,6 @@ def identities(groups: Sequence[Group]) -> list[dict[str, str]]:
     ]
 
 
-def short_labels(groups: Sequence[Group]) -> list[str]:
-    """Return one short label a group, for a legend: what differs between the groups, and always the rule."""
-    rows = identities(groups)
-    for row, partition in zip(rows, _short_partitions(groups), strict=True):
-        row["partition"] = partition
-    varying = [key for key in (rows[0] if rows else ()) if len({row[key] for row in rows}) > 1]
-    bare = (*_NAMED, _EXPERIMENT)
-    return [
-        ", ".join(row[key] if key in bare else f"{key}={row[key]}" for key in varying or ["algorithm"])
-        + f" ({group.rule} rule, n={len(group.runs)})"
-        for row, group in zip(rows, groups, strict=True)
-    ]
-
-
 def partition_label(partition: Mapping[str, Any]) -> str:
     """Return a partition's scheme and settings in one short text, for instance ``dirichlet alpha=0.1``.
 
@@ -137,7 +130,9 @@ def settings_of(run: RunResult) -> dict[str, str]:
     """Return everything that makes ``run`` comparable with another one, as text, by dotted key."""
     flat = {key: text for key, text in _flat(run.config) if key not in _NOT_COMPARED}
     # A paper's numbers do not tell runs apart, the name of its experiment does.
-    flat = {key: text for key, text in flat.items() if key.partition(".")[0] != _EXPERIMENT}
+    flat = {key: text for key, text in flat.items() if key.partition(".")[0] not in (_EXPERIMENT, _LISTENERS)}
+    if flat.get(f"{_STOP_AFTER}patience", "null") == "null":  # never: then the rest means nothing
+        flat = {key: text for key, text in flat.items() if not key.startswith(_STOP_AFTER)}
     if run.experiment is not None:
         flat[_EXPERIMENT] = run.experiment.name
     flat |= {key: run.label(key) for key in ("algorithm", "data", "model")}
@@ -174,22 +169,13 @@ def _adds_information(key: str, groups: Sequence[Group]) -> bool:
     return len(pairs) > len({group.settings[part] for group in groups})
 
 
-def _short_partitions(groups: Sequence[Group]) -> list[str]:
-    """Return each partition's scheme and only those of its settings that differ between groups."""
-    keys = sorted({key for group in groups for key in group.settings if key.startswith("partition.")})
-    differing = [key for key in keys if len({group.settings.get(key) for group in groups}) > 1]
-    differing = [key for key in differing if key != "partition._target_"]
-    return [
-        " ".join(
-            [group.settings["partition"].split(" ")[0]]
-            + [f"{key[10:]}={group.settings[key]}" for key in differing if key in group.settings]
-        )
-        for group in groups
-    ]
+def natural_key(text: str) -> list[tuple[float, str]]:
+    """Return a key that sorts numbers within texts by value, 2 before 10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if index % 2 else (0.0, part) for index, part in enumerate(parts)]
 
 
 def _natural(group: Group) -> list[tuple[float, str]]:
-    """Sort by data, partition, model, algorithm, then the rest; numbers by value, 2 before 10."""
+    """Sort by data, partition, model, algorithm, then the rest."""
     keys = ["data", "partition", "model", "algorithm", *sorted(group.settings)]
-    parts = re.split(r"(\d+(?:\.\d+)?)", "\0".join(group.settings[key] for key in keys))
-    return [(float(part), "") if index % 2 else (0.0, part) for index, part in enumerate(parts)]
+    return natural_key("\0".join(group.settings[key] for key in keys))

@@ -111,6 +111,8 @@ def _check_targets(config: Config) -> None:
         _bind(entry, f"model.entries[{index}]", frozenset({"image_shape"}))
     if config.model.auxiliary is not None:
         _bind(config.model.auxiliary, "model.auxiliary", frozenset({"image_shape"}))
+    for name, node in config.listeners.items():  # built by the server alone, which needs what they need
+        _bind(node, f"listeners.{name}", frozenset())
     build(config.algorithm.client, "algorithm.client")
     build(config.algorithm.server, "algorithm.server").check(config)
 

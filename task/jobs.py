@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from task.config import load
+from task.config import build, load
 from task.paths import declared_paths
 from task.privacy import require_accountant
 from task.result_files import FAILED, read_json
@@ -83,6 +83,8 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
         config = load(words)
     require_accountant(config.privacy)
     _check_machine(config, cores)
+    for name, node in config.listeners.items():  # a missing extra is refused here and not after Ray has started
+        build(node, f"listeners.{name}")
     return Job(typed, words, config)
 
 

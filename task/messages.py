@@ -71,6 +71,7 @@ class Download(Shared):
     ``state_round`` is the round whose training made the client's current private state, 0 for none: a client that
     cannot find exactly that state must say so instead of starting anew. ``durable_round`` is
     what ``state_round`` would be if the server went on from its last checkpoint: that state must be kept, too.
+    ``confusion`` asks for the confusion matrix of an evaluation.
     """
 
     round: int = 0
@@ -78,6 +79,7 @@ class Download(Shared):
     state_round: int = 0
     durable_round: int = 0
     placement: Placement | None = None
+    confusion: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,15 @@ class Upload:
 class EvaluationReport:
     """What a client returns from evaluation: accuracies in [0, 1] by rule, and the loss; empty without test data.
 
-    ``examples`` is the number of test samples, None when the client keeps its sizes to itself.
+    ``examples`` is the number of test samples, None when the client keeps its sizes to itself. ``confusion`` ``(C, C)``
+    int64 is how often each true class (row) was taken for which (column); None unless the server asked for it.
     """
 
     partition: int
     round: int
     examples: int | None
     metrics: Mapping[str, float]
+    confusion: Tensor | None = None
 
 
 @dataclass(frozen=True)

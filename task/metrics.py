@@ -16,12 +16,15 @@ class Accuracy:
     """What an evaluation found: shares of right answers in [0, 1] and the mean cross-entropy (nats).
 
     ``by_prototype`` is None when there were no global prototypes; ``examples`` is the number of samples.
+    ``confusion`` ``(C, C)`` int64, on the CPU, is how often each true class (row) was taken for which (column), where
+    it was asked for.
     """
 
     examples: int
     by_head: float
     by_prototype: float | None
     loss: float
+    confusion: Tensor | None = None
 
 
 @torch.no_grad()
@@ -30,6 +33,8 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor]],
     protos_CK: Tensor | None = None,
     known_C: Tensor | None = None,
+    *,
+    confusion_by: str | None = None,
 ) -> Accuracy | None:
     """Run ``model`` in eval mode over ``batches`` of images and labels.
 
@@ -41,6 +46,8 @@ def evaluate(
         Images ``(B, channels, height, width)`` and int64 labels ``(B,)``, on the device of the model.
     protos_CK, known_C : Tensor, optional
         ``(C, K)`` global prototypes and the ``(C,)`` mask of those that exist.
+    confusion_by : str or None
+        The rule, ``head`` or ``prototype``, whose confusion matrix is wanted.
 
     Returns
     -------
@@ -49,24 +56,30 @@ def evaluate(
     """
     model.eval()
     examples, rows = 0, []
+    confused: list[Tensor] = []
     if known_C is not None and not known_C.any():
         protos_CK = None
     for images, labels in batches:
         feats_BK = model.features(images).float()
         logits_BC = model.head(feats_BK).float()
-        found = [
-            functional.cross_entropy(logits_BC, labels, reduction="sum"),
-            (logits_BC.argmax(dim=1) == labels).sum(),
-        ]
+        answers = {"head": logits_BC.argmax(dim=1)}
         if protos_CK is not None:
-            found.append((nearest_prototype(feats_BK, protos_CK, known_C) == labels).sum())
+            answers["prototype"] = nearest_prototype(feats_BK, protos_CK, known_C)
+        found = [functional.cross_entropy(logits_BC, labels, reduction="sum")]
+        found += [(predicted == labels).sum() for predicted in answers.values()]
+        if confusion_by in answers:
+            classes = logits_BC.shape[1]
+            cells = (labels * classes + answers[confusion_by])[labels >= 0]
+            cells = torch.bincount(cells, minlength=classes**2)
+            confused.append(cells.view(classes, classes))
         rows.append(torch.stack([value.double() for value in found]))
         examples += len(labels)
     if not examples:
         return None
     # Read once, at the end: every read waits for the device.
     loss, head, *prototype = (torch.stack(rows).sum(dim=0) / examples).tolist()
-    return Accuracy(examples, head, prototype[0] if prototype else None, loss)
+    confusion = torch.stack(confused).sum(dim=0).cpu() if confused else None
+    return Accuracy(examples, head, prototype[0] if prototype else None, loss, confusion)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from task.confusion import from_cells, to_cells
 from task.foreign import LARGEST_NORM, check_prototypes, check_weights, metrics, numbers, samples, texts, typed, whole
 from task.messages import UNPLACED, Download, EvaluationReport, Expected, NodeReport, Placement, PrototypeSet, Upload
 from task.npy import read_npy
@@ -45,6 +46,8 @@ def encode_download(download: Download) -> RecordDict:
         "state-round": download.state_round,
         "durable-round": download.durable_round,
     }
+    if download.confusion:
+        header["confusion"] = True
     return _content(header | _place(download.placement) | _prototype_keys(download.prototypes), download.weights)
 
 
@@ -60,6 +63,7 @@ def decode_download(content: RecordDict, num_classes: int, feature_dim: int) -> 
         state_round=whole(header, "state-round", "server", 0),
         durable_round=whole(header, "durable-round", "server", 0),
         placement=decode_placement(content),
+        confusion=header.get("confusion") is True,
         prototypes=_prototypes(header, "server", num_classes, feature_dim),
         weights=_weights(content, "server"),
     )
@@ -106,7 +110,10 @@ def decode_upload(content: RecordDict, expected: Expected) -> Upload:
 
 def encode_evaluation(report: EvaluationReport) -> RecordDict:
     """Return the message content of an evaluate reply."""
-    return _content(_reply_keys(report))
+    header = _reply_keys(report)
+    if report.confusion is not None:
+        header["confusion-cells"], header["confusion-counts"] = to_cells(report.confusion)
+    return _content(header)
 
 
 def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationReport:
@@ -119,7 +126,8 @@ def decode_evaluation(content: RecordDict, expected: Expected) -> EvaluationRepo
     for key, value in found.items():
         if key.startswith("accuracy") and not 0 <= value <= 1:
             raise ValueError(f"{who} sent {METRIC}{key}={value}: it must be in [0, 1]")
-    return EvaluationReport(expected.partition, expected.round, examples, found)
+    confusion = _confusion(header, expected, who, examples) if "confusion-cells" in header else None
+    return EvaluationReport(expected.partition, expected.round, examples, found, confusion)
 
 
 def encode_node_report(report: NodeReport) -> RecordDict:
@@ -272,6 +280,16 @@ def _check_header(content: RecordDict, expected: Expected, who: str) -> ConfigRe
 
 def _metrics(header: ConfigRecord, who: str) -> dict[str, float]:
     return metrics({key.removeprefix(METRIC): value for key, value in header.items() if key.startswith(METRIC)}, who)
+
+
+def _confusion(header: ConfigRecord, expected: Expected, who: str, examples: int | None) -> Tensor:
+    cells, counts = (numbers(header, key, who) for key in ("confusion-cells", "confusion-counts"))
+    if examples is not None and sum(counts) > examples:
+        raise ValueError(f"{who} sent confusion counts of {sum(counts)} samples: at most num-examples={examples}")
+    try:
+        return from_cells(cells, counts, expected.num_classes)
+    except ValueError as error:
+        raise ValueError(f"{who} sent {error}") from error
 
 
 def _header(content: RecordDict, who: str) -> ConfigRecord:

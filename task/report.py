@@ -1,19 +1,20 @@
-"""Console script ``protofed-report``: any number of result folders to one table and to figures."""
+"""Console script ``protofed-report``: any number of result folders to tables, figures and one HTML page."""
 
 import argparse
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from task import communication, tables
-from task.comparison import Group, group_runs, short_labels
+from task.comparison import group_runs
+from task.reporting.content import gaps, grid_rows
+from task.reporting.differences import Baseline
+from task.reporting.study import Study
+from task.reporting.text import as_csv, as_latex, as_markdown
 from task.results import RunResult, find_runs, read_run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+PAGE = "report.html"
+FORMATS = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,29 +23,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if every folder was read and every figure written, 1 otherwise; argparse leaves with 2 at a bad
-        command line.
+        0 if every folder was read and everything written, 1 otherwise; 2, as argparse has it, at a bad command line.
     """
-    options = _parser().parse_args(arguments)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(typed)
     output = options.output or options.folders[0] / "report"
     runs, errors = _read(options.folders)
-    completed = [run for run in runs if run.is_complete]
-    groups, repeated = group_runs(completed)
-    view = communication if options.communication else tables
-    print(view.FORMATS[options.format](groups), end="")
-    # A table in CSV goes to a file or a pipe, where no other line may stand.
+    groups, repeated = group_runs([run for run in runs if run.is_complete])
+    study = Study(groups, [run for run in runs if not run.is_complete])
+    try:
+        baseline = Baseline.chosen(options.baseline, study)
+    except ValueError as error:
+        print(f"protofed-report: {error}", file=sys.stderr)
+        return 2
+    print(FORMATS[options.format](_rows(study, baseline, options)), end="")
+    # A table for a program goes to a file or a pipe, where no other line may stand.
     side = sys.stdout if options.format == "markdown" else sys.stderr
     counted = f"{sum(len(group.runs) for group in groups)} of {len(runs)} runs are in the table"
-    for line in ["", counted, *view.remarks(groups), *_left_out(runs, repeated)]:
+    notes = communication.remarks(groups) if options.communication else tables.remarks(groups, baseline)
+    missing = (f"not full: {line}" for line in gaps(study))
+    for line in ["", counted, *notes, *missing, *_left_out(runs, repeated)]:
         print(line, file=side)
     if groups and not options.communication:
-        try:
-            for path in _write_figures(groups, output, options.projection):
-                print(f"figure: {path}", file=side)
-        except ValueError as error:
-            errors.append(str(error))
-        except OSError as error:
-            errors.append(f"{error.filename or output}: cannot be written: {error.strerror}")
+        remarks = [*tables.remarks(groups, baseline), *_left_out(runs, repeated)]
+        for line in _write(study, runs, baseline, output, options, ["protofed-report", *typed], remarks, errors):
+            print(line, file=side)
     for text in errors:
         print(f"protofed-report: {text}", file=sys.stderr)
     return 1 if errors else 0
@@ -53,16 +56,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="protofed-report",
-        description="Compare the results of runs: a table of means over seeds, and figures as PNG files.",
-        epilog="Exit status: 0 all read, 1 no runs or a file that cannot be read or written, 2 usage.",
+        description="Compare the results of runs: a table of means over seeds, figures as PNG files, and report.html, "
+        "one page with all of it that needs no network and can be sent as it is.",
+        epilog="Exit status: 0 all read and written, 1 no runs or a file that cannot be read or written, 2 usage.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, or a folder of runs")
-    parser.add_argument("--communication", action="store_true", help="what was sent in a round instead; no figures")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the figures go (FOLDER/report of the first)")
+    text = "what others are compared with, seed by seed (default: local if there is one; none: no comparison)"
+    parser.add_argument("--baseline", metavar="METHOD", help=text)
+    parser.add_argument("--grid", action="store_true", help="print method by setting instead of a row for each")
+    parser.add_argument("--communication", action="store_true", help="print what was sent in a round; no files")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="markdown", help="of the table (default: markdown)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (FOLDER/report of the first)")
+    parser.add_argument("--title", default="Federated learning by method and setting", help="of the page")
     parser.add_argument("--projection", choices=("pca", "tsne"), default="pca", help="of the prototypes (default: pca)")
-    formats = tuple(tables.FORMATS)
-    parser.add_argument("--format", choices=formats, default="markdown", help="of the table (default: markdown)")
+    text = "the most figures of one kind, where there is one a method and setting (default: 12)"
+    parser.add_argument("--most", type=_count, default=12, metavar="N", help=text)
     return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not allowed: at least 1")
+    return value
+
+
+def _rows(study: Study, baseline: Baseline | None, options: argparse.Namespace) -> Sequence[Mapping[str, str]]:
+    """Return the table that the command line asks for: exact numbers for a program, rounded ones for people."""
+    exact = options.format == "csv"
+    if options.communication:
+        return (communication.exact_rows if exact else communication.readable_rows)(study.groups)
+    if options.grid:
+        return grid_rows(study)
+    return (tables.exact_rows if exact else tables.readable_rows)(study.groups, baseline)
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
@@ -95,57 +121,50 @@ def _left_out(runs: Sequence[RunResult], repeated: Sequence[RunResult]) -> Itera
             yield f"note: {note}"
 
 
-def _write_figures(groups: Sequence[Group], output: Path, projection: str) -> Iterator[Path]:
-    """Draw and save one figure after the other, so that memory holds one at a time."""
+def _write(
+    study: Study,
+    runs: Sequence[RunResult],
+    baseline: Baseline | None,
+    output: Path,
+    options: argparse.Namespace,
+    command: Sequence[str],
+    remarks: list[str],
+    errors: list[str],
+) -> Iterator[str]:
+    """Draw one figure after the other, so that memory holds one at a time, and write the page; say what was written."""
     # Imported here because it takes a second, which a bad command line need not wait for.
-    from task.drawing import save
+    from matplotlib.image import AxesImage
 
-    output.mkdir(parents=True, exist_ok=True)
-    for name, draw in _plan(groups, projection):
-        path = output / f"{name}.png"
-        save(draw(), path)
-        yield path
+    from task.reporting import drawing, page, plan
 
-
-def _plan(groups: Sequence[Group], projection: str) -> Iterator[tuple[str, Callable[[], "Figure"]]]:
-    """Name every figure that the runs can fill, with the function that draws it."""
-    from task import figures
-
-    if any(figures.curve(group)[0] for group in groups):
-        yield "accuracy-by-round", partial(figures.accuracy_by_round, groups)
-    partitions: dict[tuple[str, ...], RunResult] = {}
-    for group in groups:
-        key = tuple(group.settings[name] for name in ("data", "partition", "federation.num_clients"))
-        shared = [run for run in group.runs if any(client.class_counts for client in run.clients)]
-        if shared:
-            partitions.setdefault(key, shared[0])
-    by_label = [(" ".join(key), run) for key, run in partitions.items()]
-    for name, run in _named("classes-by-client", by_label):
-        yield name, partial(figures.classes_by_client, run)
-    # One picture a group, of its first seed: another seed is another partition with other prototypes.
-    firsts = [
-        (label.rpartition(" (")[0], group.runs[0]) for label, group in zip(short_labels(groups), groups, strict=True)
-    ]
-    drawable = [(label, run) for label, run in firsts if figures.has_prototypes(run)]
-    for name, run in _named("prototypes", drawable):
-        yield name, partial(figures.prototype_map, run, projection)
-    tested = [pair for pair in firsts if any(row.best_accuracy is not None for row in pair[1].clients)]
-    for name, run in _named("accuracy-by-client", tested):
-        yield name, partial(figures.accuracy_by_client, run)
-
-
-def _named(kind: str, runs: Sequence[tuple[str, RunResult]]) -> Iterator[tuple[str, RunResult]]:
-    """Name one figure a run: ``kind`` alone for a single run, else with the run's label."""
-    taken: set[str] = set()
-    for label, run in runs:
-        slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:60]
-        name = stem = kind if len(runs) == 1 else f"{kind}-{slug}"
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{stem}-{number}"
-        taken.add(name)
-        yield name, run
+    planned = plan.plan(study, options.projection, options.most)
+    remarks += planned.left_out
+    errors += planned.problems
+    yield from planned.left_out
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        pictures = []
+        for each in planned.drawings:
+            path = output / f"{each.name}.png"
+            try:
+                figure = each.draw()
+                drawing.save(figure, path)
+            except ValueError as error:  # a malformed file, or one of the user's in its place: the others are drawn
+                errors.append(str(error))
+                continue
+            yield f"figure: {path}"
+            wide = figure.get_figwidth() > 8.6 or each.is_overview
+            matrix = bool(figure.findobj(AxesImage))
+            uri = drawing.data_uri(figure, follows_scheme=not matrix)
+            facts = (each.name, each.section, each.title, each.caption, each.alternative)
+            pictures.append(page.Picture(*facts, uri, wide, matrix))
+        text = page.render(study, runs, baseline, pictures, title=options.title, command=command, remarks=remarks)
+        drawing.write_own(output / PAGE, text.encode())
+        yield f"page: {output / PAGE}"
+    except ValueError as error:
+        errors.append(str(error))
+    except OSError as error:
+        errors.append(f"{error.filename or output}: cannot be written: {error.strerror}")
 
 
 if __name__ == "__main__":

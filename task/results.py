@@ -43,6 +43,7 @@ class RunResult:
     clients: list[ClientRow]
     prototypes: Prototypes | None
     experiment: Experiment | None = None
+    overrides: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,10 +53,10 @@ class RunResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every round was done, so that the run's numbers may be averaged with others."""
+        """Whether every round was done or the run stopped early as set, so that its numbers may be averaged."""
         if self.status not in (COMPLETED, COMPLETED_WITH_LOSSES):
             return False
-        return self.summary.get("rounds_done") == self.summary.get("rounds")
+        return bool(self.summary.get("stopped_early")) or self.summary.get("rounds_done") == self.summary.get("rounds")
 
     @property
     def reason(self) -> str:
@@ -124,12 +125,13 @@ def read_run(folder: Path) -> RunResult:
     except ValueError as error:  # it holds a paper's numbers, none of the run
         notes.append(str(error))
     run_file = folder / "run.json"
-    started = read_json(run_file).get("started") if run_file.exists() else None
+    facts = read_json(run_file) if run_file.exists() else {}
     return RunResult(
         folder=folder,
         summary=summary,
         config=config,
-        started=str(started or ""),
+        started=str(facts.get("started") or ""),
+        overrides=str(facts.get("overrides") or ""),
         rounds=rounds,
         clients=read_clients(folder / "clients.csv", required=required),
         prototypes=read_prototypes(folder / "prototypes.npz"),

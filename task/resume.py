@@ -25,6 +25,9 @@ FREE_KEYS = (
     "federation.max_prototype_norm",
     "federation.max_norm_ratio",
     "federation.state_dir",
+    "federation.snapshots",
+    "federation.stop_after",
+    "listeners",
     "data.cache_dir",
     "experiment",
 )

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from task.privacy import PrivacyConfig
+from task.published import ExperimentConfig as ExperimentConfig
 from task.requirements import require as require
 from task.requirements import require_choice as require_choice
+from task.stopping import StopConfig as StopConfig
 
 Node = dict[str, Any]
 """A mapping with a ``_target_`` and the keyword settings of that target."""
@@ -165,6 +167,7 @@ class FederationConfig:
     least ``min_clients`` a run starts and goes on; null: all at the start, ``min_replies`` later. A reply is
     dropped when its longest prototype exceeds ``max_prototype_norm``, or this or the norm of its weights exceeds
     ``max_norm_ratio`` times the median, at least 1, of three or more clients of the round (null: no such check).
+    The prototypes of ``snapshots`` rounds, evenly from the first to the last, are kept for the report.
     """
 
     rounds: int = 20
@@ -186,6 +189,8 @@ class FederationConfig:
     state_dir: str | None = field(default=None, metadata={"path": True})
     server_device: str = "auto"
     server_threads: int = 1
+    snapshots: int = 5
+    stop_after: StopConfig = field(default_factory=StopConfig)
 
     def __post_init__(self) -> None:
         def least(name: str, bound: float) -> None:
@@ -201,7 +206,8 @@ class FederationConfig:
         most = self.num_clients or self.min_clients
         allowed = f"at most federation.num_clients={most}"
         require((self.min_clients or 0) <= (most or 0), "federation.min_clients", self.min_clients, allowed)
-        least("gpus_per_client", 0)
+        for name in ("gpus_per_client", "snapshots"):
+            least(name, 0)
         for name in ("node_timeout", "round_timeout", "max_prototype_norm"):
             value = getattr(self, name)
             require(0 < value < float("inf"), f"federation.{name}", value, "a finite number above 0")
@@ -224,36 +230,18 @@ class FederationConfig:
         """Tell whether round ``number`` ends with an evaluation."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
-
-@dataclass
-class ExperimentConfig:
-    """The published experiment that a run repeats, and what its authors report; it changes nothing in the run.
-
-    ``accuracy`` maps algorithms to mean and standard deviation in percent (null where none is printed),
-    ``communication`` to millions of parameters a round, all clients together; ``note`` says what the accuracies are.
-    """
-
-    name: str
-    source: str
-    accuracy: dict[str, list[Any]] = field(default_factory=dict)
-    communication: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        plain = bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
-        require(plain, "experiment.name", self.name, "letters, digits, '-', '_' and '.' only")
-        for algorithm, value in self.accuracy.items():
-            numbers = [number for number in value if type(number) in (int, float) and 0 <= number <= 100]
-            good = len(value) == 2 and (len(numbers) == 2 or (len(numbers) == 1 and value[1] is None))
-            require(good, f"experiment.accuracy.{algorithm}", value, "[mean, std or null] in percent")
-        for algorithm, millions in self.communication.items():
-            good = 0 <= millions < float("inf")
-            require(good, f"experiment.communication.{algorithm}", millions, "millions of parameters, at least 0")
+    def keeps_prototypes(self, number: int) -> bool:
+        """Tell whether the prototypes of round ``number`` are kept; those of the last round always are."""
+        steps = max(1, self.snapshots - 1)
+        return self.snapshots > 0 and number in {1 + (self.rounds - 1) * i // steps for i in range(self.snapshots)}
 
 
 @dataclass
 class Config:
-    """One run. ``resume`` is the folder of an earlier run to go on with; ``overwrite`` may empty a used one."""
+    """One run. ``resume`` is the folder of an earlier run to go on with; ``overwrite`` may empty a used one.
+
+    ``listeners`` are what else hears of each round, by a name of your choice.
+    """
 
     algorithm: AlgorithmConfig
     data: DataConfig
@@ -264,6 +252,7 @@ class Config:
     federation: FederationConfig
     privacy: PrivacyConfig | None = None
     experiment: ExperimentConfig | None = None
+    listeners: dict[str, Node] = field(default_factory=dict)
     seed: int = 0
     name: str | None = None
     resume: str | None = field(default=None, metadata={"path": True})

@@ -67,9 +67,7 @@ class LocalSuperLink:
     ) -> None:
         self.close()
 
-    def submit(
-        self, run_config: Mapping[str, str], federation_config: str, log: Path
-    ) -> subprocess.Popen[bytes]:
+    def submit(self, run_config: Mapping[str, str], federation_config: str, log: Path) -> subprocess.Popen[bytes]:
         """Start and return the process ``flwr run --stream``, whose output goes to the file ``log``."""
         # A file, because the inline form of --run-config cannot carry both kinds of quotes.
         settings = self.home / "run-config.toml"
@@ -145,9 +143,7 @@ class LocalSuperLink:
 
     def _stage_project(self) -> None:
         if not (PROJECT_DIR / "pyproject.toml").is_file():
-            raise SuperLinkError(
-                f"no pyproject.toml in {PROJECT_DIR}: install ProtoFed with `pip install -e FOLDER`"
-            )
+            raise SuperLinkError(f"no pyproject.toml in {PROJECT_DIR}: install ProtoFed with `pip install -e FOLDER`")
         target = self.home / "project"
         skip = shutil.ignore_patterns("__pycache__", "*.pyc")
         for name in ("server_app", "client_app", "task", "conf"):

@@ -1,11 +1,11 @@
 """Tables of results as text: the comparison of many runs, and the clients of one run."""
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from task.comparison import Group, Statistic, identities, settings_of
+from task.reporting.differences import Baseline, Difference
+from task.reporting.text import as_markdown
 from task.result_files import ClientRow
 from task.results import RunResult
 
@@ -23,49 +23,34 @@ _CLIENT_HEADER = [
 _LEFT_ALIGNED = {"model", "device", "classes"}
 
 
-def as_markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return ``rows`` with equal keys as an aligned Markdown table; empty without rows."""
-    if not rows:
-        return ""
-    cells = [list(rows[0]), *([text.replace("|", "\\|") for text in row.values()] for row in rows)]
-    widths = [max(3, *(len(row[index]) for row in cells)) for index in range(len(cells[0]))]
-    padded = [[f"{text:<{width}}" for text, width in zip(row, widths, strict=True)] for row in cells]
-    padded.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(row)} |" for row in padded) + "\n"
+def readable_rows(groups: Sequence[Group], baseline: Baseline | None = None) -> list[dict[str, str]]:
+    """Return the comparison of ``groups`` for people; accuracies in percent, differences in points."""
+    rows = [row | _readable(group, baseline) for row, group in zip(identities(groups), groups, strict=True)]
+    empty = {key for key in ("note", "paper") if not any(row[key] for row in rows)}
+    return [{key: text for key, text in row.items() if key not in empty} for row in rows]
 
 
-def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return ``rows`` with equal keys as CSV; empty without rows."""
-    if not rows:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def exact_rows(groups: Sequence[Group], baseline: Baseline | None = None) -> list[dict[str, str]]:
+    """Return the comparison of ``groups`` for programs; accuracies and differences from 0 to 1, bytes and seconds."""
+    rows = [row | _exact(group, baseline) for row, group in zip(identities(groups), groups, strict=True)]
+    papers = ("paper_accuracy_mean", "paper_accuracy_std")
+    empty = set() if any(row[papers[0]] for row in rows) else set(papers)
+    return [{key: text for key, text in row.items() if key not in empty} for row in rows]
 
 
 def markdown_table(groups: Sequence[Group]) -> str:
     """Return the comparison of ``groups`` as an aligned Markdown table; accuracies in percent."""
-    rows = [row | _readable(group) for row, group in zip(identities(groups), groups, strict=True)]
-    empty = {key for key in ("note", "paper") if not any(row[key] for row in rows)}
-    return as_markdown([{key: text for key, text in row.items() if key not in empty} for row in rows])
+    return as_markdown(readable_rows(groups))
 
 
-def csv_table(groups: Sequence[Group]) -> str:
-    """Return the comparison of ``groups`` as CSV; accuracies from 0 to 1, bytes and seconds."""
-    rows = [row | _exact(group) for row, group in zip(identities(groups), groups, strict=True)]
-    papers = ("paper_accuracy_mean", "paper_accuracy_std")
-    empty = set() if any(row[papers[0]] for row in rows) else set(papers)
-    return as_csv([{key: text for key, text in row.items() if key not in empty} for row in rows])
-
-
-FORMATS = {"markdown": markdown_table, "csv": csv_table}
-
-
-def remarks(groups: Sequence[Group]) -> Iterator[str]:
+def remarks(groups: Sequence[Group], baseline: Baseline | None = None) -> Iterator[str]:
     """Say in words what the comparison counts."""
     yield "±: the sample standard deviation over n seeds"
+    if baseline:
+        yield (
+            f"over {baseline.method}: points of the last accuracy above it, paired by seed under the same setting, "
+            "with the 95 % confidence interval (Student's t)"
+        )
     known: dict[tuple[str, str], None] = {}
     for group in groups:
         experiment = group.experiment
@@ -118,6 +103,8 @@ def summary_lines(run: RunResult) -> list[str]:
     ]
     if run.reason:
         lines.append(f"not complete: {run.reason}")
+    if summary.get("stopped_early"):
+        lines.append(f"{summary['stopped_early']}; {summary.get('rounds')} rounds were planned")
     if summary.get("last_accuracy") is not None:
         lines.append(
             f"accuracy: last {_percent(summary['last_accuracy'])} %, "
@@ -155,23 +142,25 @@ def _statistics(group: Group) -> dict[str, Statistic]:
     }
 
 
-def _readable(group: Group) -> dict[str, str]:
-    values = _statistics(group)
-    lost = f"{group.losses} of {len(group.runs)} runs completed with losses" if group.losses else ""
+def _readable(group: Group, baseline: Baseline | None) -> dict[str, str]:
+    values, runs = _statistics(group), len(group.runs)
+    counted = {"completed with losses": group.losses, "stopped early": group.stopped_early}
+    over = baseline.over(group) if baseline else None
     return {
         "n": str(len(group.runs)),
         "rule": group.rule,
-        "last accuracy (%)": _mean_and_std(values["last accuracy"], len(group.runs)),
-        "best accuracy (%)": _mean_and_std(values["best accuracy"], len(group.runs)),
+        "last accuracy (%)": mean_and_std(values["last accuracy"], runs),
+        "best accuracy (%)": mean_and_std(values["best accuracy"], runs),
         "paper": _paper(group),
+        **({f"over {baseline.method}": "" if over is None else str(over)} if baseline else {}),
         "up a round": size(values["bytes up a round"].mean),
         "down a round": size(values["bytes down a round"].mean),
         "seconds": show(values["seconds"].mean, "{:.1f}"),
-        "note": lost,
+        "note": "; ".join(f"{number} of {runs} runs {words}" for words, number in counted.items() if number),
     }
 
 
-def _exact(group: Group) -> dict[str, str]:
+def _exact(group: Group, baseline: Baseline | None) -> dict[str, str]:
     values = _statistics(group)
     row = {"n": str(len(group.runs)), "rule": group.rule}
     for name in ("last accuracy", "best accuracy"):
@@ -179,12 +168,22 @@ def _exact(group: Group) -> dict[str, str]:
         row[f"{key}_mean"] = show(values[name].mean, "{:.6f}", missing="")
         row[f"{key}_std"] = show(values[name].std, "{:.6f}", missing="")
         row[f"{key}_n"] = str(values[name].count)
+    if baseline:
+        row |= {"baseline": baseline.method} | _exact_difference(baseline.over(group))
     for name in ("bytes up a round", "bytes down a round", "seconds"):
         row[name.replace(" ", "_")] = show(values[name].mean, "{:.1f}", missing="")
     mean, std = group.paper_accuracy or (None, None)
     row["paper_accuracy_mean"] = "" if mean is None else f"{mean / 100:.6f}"
     row["paper_accuracy_std"] = "" if std is None else f"{std / 100:.6f}"
-    return row | {"completed_with_losses": str(group.losses)}
+    return row | {"completed_with_losses": str(group.losses), "stopped_early": str(group.stopped_early)}
+
+
+def _exact_difference(over: Difference | None) -> dict[str, str]:
+    values = (over.mean, over.low, over.high) if over else (None, None, None)
+    names = ("difference_mean", "difference_low", "difference_high")
+    shares = [None if value is None else value / 100 for value in values]
+    row = {name: show(share, "{:.6f}", missing="") for name, share in zip(names, shares, strict=True)}
+    return row | {"difference_pairs": str(over.pairs if over else 0)}
 
 
 def _paper(group: Group) -> str:
@@ -195,7 +194,8 @@ def _paper(group: Group) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _mean_and_std(value: Statistic, runs: int) -> str:
+def mean_and_std(value: Statistic, runs: int) -> str:
+    """Return mean and standard deviation in percent, with their number where not all ``runs`` have a value."""
     if value.mean is None:
         return "-"
     spread = "-" if value.std is None else f"{100 * value.std:.2f}"

@@ -198,9 +198,7 @@ def test_folders_of_the_same_second_differ(tmp_path: Path) -> None:
 
 def test_workers_are_no_more_than_clients() -> None:
     few = job("federation.num_clients=3", "federation.gpus_per_client=0.25").federation_config(cores=64)
-    assert few == (
-        "num-supernodes=3 client-resources-num-cpus=1 client-resources-num-gpus=0.25 init-args-num-cpus=3"
-    )
+    assert few == ("num-supernodes=3 client-resources-num-cpus=1 client-resources-num-gpus=0.25 init-args-num-cpus=3")
     assert "num-supernodes=8" in job().federation_config(cores=2)
     assert "init-args-num-cpus=2" in job("federation.cpus_per_client=2").federation_config(cores=2)
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task import communication, figures
-from task.comparison import group_runs, identities, short_labels
+from task import communication
+from task.comparison import Group, group_runs, identities
 from task.report import main
+from task.reporting import clients, curves, prototypes
+from task.reporting.study import Study
+from task.reporting.text import as_csv
 from task.results import RunResult, find_runs, read_run
-from task.tables import csv_table, markdown_table
+from task.tables import exact_rows, markdown_table
 from tests.result_folders import write_run
 
 PNG = b"\x89PNG"
@@ -24,7 +27,12 @@ def read_all(folder: Path) -> list[RunResult]:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("task.report._plan", lambda groups, projection: iter(()))
+    monkeypatch.setattr("task.report._write", lambda *_: iter(()))
+
+
+def labels(groups: list[Group]) -> list[str]:
+    study = Study(groups)
+    return [study.label(group) for group in groups]
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -48,7 +56,7 @@ def test_groups_average_over_seeds_only(tmp_path: Path) -> None:
     assert [row["last accuracy (%)"] for row in rows] == ["85.00 ± 5.00", "80.00 ± -", "65.00 ± 5.00"]
     # The client's weight follows from the algorithm, the rule has its own column.
     assert list(identities(groups)[0]) == ["algorithm", "data", "partition", "model"]
-    assert short_labels(groups)[1] == "local, dirichlet alpha=2 (head rule, n=1)"
+    assert labels(groups) == ["fedtgp, alpha=0.1", "local, alpha=2", "fedtgp, alpha=10"]
 
 
 def test_another_setting_or_number_of_clients_is_another_group(tmp_path: Path) -> None:
@@ -105,7 +113,7 @@ def test_csv_is_clean_and_exact(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert float(row["last_accuracy_std"]) == pytest.approx(0.1 / 2**0.5, abs=1e-6)
     assert (row["bytes_up_a_round"], row["bytes_down_a_round"], row["n"]) == ("2100.0", "1500.0", "2")
     assert "figure: " in captured.err
-    assert csv_table([]) == markdown_table([]) == ""
+    assert as_csv(exact_rows([])) == markdown_table([]) == ""
 
 
 @pytest.mark.parametrize("projection", ["pca", "tsne"])
@@ -114,11 +122,10 @@ def test_figures_are_written_below_the_first_folder(
 ) -> None:
     run = write_run(tmp_path / "run", class_names=["_hidden", "$x^", "ok"])
     assert main([str(run), "--projection", projection]) == 0
-    names = {path.name for path in (run / "report").iterdir()}
-    assert names == {
-        f"{kind}.png" for kind in ("accuracy-by-round", "accuracy-by-client", "classes-by-client", "prototypes")
-    }
-    assert all(path.read_bytes().startswith(PNG) for path in (run / "report").iterdir())
+    kinds = ["accuracy-by-round", "accuracy-by-bytes", "accuracy-of-clients", "margin-by-round"]
+    kinds += ["accuracy-by-client", "classes-by-client", "prototypes"]
+    assert {path.name for path in (run / "report").iterdir()} == {"report.html", *(f"{kind}.png" for kind in kinds)}
+    assert all(path.read_bytes().startswith(PNG) for path in (run / "report").glob("*.png"))
     # A second report replaces its own figures, and they are no runs.
     assert main([str(run), "--projection", projection]) == 0
     assert "1 of 1 runs" in capsys.readouterr().out
@@ -132,13 +139,17 @@ def test_one_figure_a_group_and_a_partition(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     assert main([str(tmp_path / "in"), "--output", str(out)]) == 0
     assert sorted(path.stem for path in out.iterdir()) == [
+        "accuracy-by-bytes",
         "accuracy-by-client-fedproto",
         "accuracy-by-client-fedtgp",
         "accuracy-by-client-local",
         "accuracy-by-round",
+        "accuracy-of-clients",
         "classes-by-client",
+        "margin-by-round",
         "prototypes-fedproto",
         "prototypes-fedtgp",
+        "report",
     ]
     assert not (tmp_path / "in" / "report").exists()
 
@@ -149,7 +160,7 @@ def test_a_users_own_file_is_never_overwritten(tmp_path: Path, capsys: pytest.Ca
     own.write_bytes(PNG + b"mine")
     assert main([str(run), "--output", str(tmp_path)]) == 1
     assert own.read_bytes() == PNG + b"mine"
-    assert "prototypes.png: exists and is not a figure of protofed-report" in capsys.readouterr().err
+    assert "prototypes.png: exists and was not written by protofed-report" in capsys.readouterr().err
 
 
 def test_output_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +208,7 @@ def test_curve_skips_rounds_that_a_seed_did_not_evaluate(tmp_path: Path) -> None
         lines[seed]["accuracy"] = None
         (run / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
     ((group,), _) = group_runs(read_all(tmp_path))
-    rounds, values = figures.curve(group)
+    rounds, values = curves.curve(group)
     assert rounds == [3, 4, 5, 6]
     assert [value.count for value in values] == [2, 2, 2, 2]
     assert values[-1].mean == pytest.approx(0.8)
@@ -208,10 +219,11 @@ def test_lines_bands_and_labels_of_the_accuracy_figure(tmp_path: Path) -> None:
         write_run(tmp_path / f"a{seed}", seed=seed, level=0.7 + 0.2 * seed)
     write_run(tmp_path / "local", algorithm="local", rule="head", prototypes=False)
     groups, _ = group_runs(read_all(tmp_path))
-    (axes,) = figures.accuracy_by_round(groups).axes
-    assert [line.get_label() for line in axes.lines] == ["fedtgp (prototype rule, n=2)", "local (head rule, n=1)"]
+    figure = curves.accuracy_by_round(Study(groups), [""])
+    (axes,) = figure.axes
+    assert [text.get_text() for text in figure.legends[0].texts] == ["fedtgp (n=2)", "local (n=1)"]
     assert np.asarray(axes.lines[0].get_ydata())[-1] == pytest.approx(80)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy (%, mean over test samples)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy (%)")
 
 
 def test_heat_map_shows_counts_and_clients_that_share_none(tmp_path: Path) -> None:
@@ -221,7 +233,7 @@ def test_heat_map_shows_counts_and_clients_that_share_none(tmp_path: Path) -> No
     rows[2][header.index("class_counts")] = ""
     path.write_text("\n".join(",".join(row) for row in [header, *rows]))
     result = read_run(run)
-    axes = figures.classes_by_client(result).axes[0]
+    axes = clients.classes_by_client(result).axes[0]
     shown = np.ma.filled(np.ma.masked_invalid(axes.images[0].get_array()), -1)
     assert shown.shape == (3, 4)
     assert shown[:, 0].tolist() == list(result.clients[0].class_counts or ())
@@ -233,14 +245,14 @@ def test_prototypes_that_diverged_or_are_few(tmp_path: Path) -> None:
     arrays = dict(np.load(run / "prototypes.npz"))
     arrays["global_vectors"][0] = np.nan
     np.savez(run / "prototypes.npz", **arrays)
-    axes = figures.prototype_map(read_run(run), "pca").axes[0]
+    axes = prototypes.prototype_map(read_run(run), "pca").axes[0]
     assert sum(len(np.asarray(line.get_xdata())) for line in axes.lines) == 2 + len(arrays["client_class_ids"])
     empty = {name: array[:0] for name, array in arrays.items()}
     np.savez(run / "prototypes.npz", **empty)
-    assert not figures.has_prototypes(read_run(run))
+    assert not prototypes.has_prototypes(read_run(run))
     np.savez(run / "prototypes.npz", **{name: array[1:3] for name, array in arrays.items()})
-    for projection in figures.PROJECTIONS:
-        figures.prototype_map(read_run(run), projection)
+    for projection in prototypes.PROJECTIONS:
+        prototypes.prototype_map(read_run(run), projection)
 
 
 @pytest.mark.filterwarnings("error")
@@ -249,24 +261,25 @@ def test_long_names_leave_room_for_the_axes(tmp_path: Path) -> None:
         config = {"train": {"a_setting_with_a_long_name": f"{'value' * 12}{number}", "lr": number}}
         write_run(tmp_path / str(number), config=config, class_names=["a class with a long name" * 9] * 3)
     groups, _ = group_runs(read_all(tmp_path))
-    run = groups[0].runs[0]
+    study, run = Study(groups), groups[0].runs[0]
     drawn = [
-        figures.accuracy_by_round(groups),
-        figures.classes_by_client(run),
-        figures.prototype_map(run, "pca"),
-        figures.accuracy_by_client(run),
+        curves.accuracy_by_round(study, study.settings),
+        clients.accuracy_boxes(study, study.settings),
+        clients.classes_by_client(run),
+        prototypes.prototype_map(run, "pca"),
+        clients.accuracy_by_client(run),
     ]
     for figure in drawn:
         figure.canvas.draw()
-        box = figure.axes[0].get_position()
-        assert box.width > 0.3
-        assert box.height > 0.3
+        box = figure.axes[0].get_window_extent()
+        assert box.width > 180  # dots of 1/100 inch
+        assert box.height > 80
 
 
 def test_principal_components_keep_distances_of_a_plane() -> None:
     plane = np.random.default_rng(0).normal(size=(2, 16))
     vectors = np.random.default_rng(1).normal(size=(9, 2)) @ plane
-    points, first, second = figures.PROJECTIONS["pca"](vectors)
+    points, first, second = prototypes.PROJECTIONS["pca"](vectors)
     wanted = np.linalg.norm(vectors[:, None] - vectors[None], axis=-1)
     np.testing.assert_allclose(np.linalg.norm(points[:, None] - points[None], axis=-1), wanted, atol=1e-9)
     shares = [int(label.split("(")[1].split("%")[0]) for label in (first, second)]
@@ -329,7 +342,7 @@ def test_experiments_are_told_apart_by_name_and_not_by_the_papers_numbers(tmp_pa
     groups, _ = group_runs(read_all(tmp_path))
     assert [len(group.runs) for group in groups] == [2, 1]
     assert [row["experiment"] for row in identities(groups)] == ["table1", "table2"]
-    assert short_labels(groups) == ["table1 (prototype rule, n=2)", "table2 (prototype rule, n=1)"]
+    assert labels(groups) == ["fedtgp, table1", "fedtgp, table2"]
 
 
 @pytest.mark.parametrize(
@@ -384,4 +397,4 @@ def test_communication_as_csv_is_exact(tmp_path: Path, capsys: pytest.CaptureFix
     }
     assert {name: float(row[name]) for name in wanted} == wanted
     assert "a run of one round" in captured.err
-    assert communication.csv_table([]) == communication.markdown_table([]) == ""
+    assert communication.exact_rows([]) == communication.readable_rows([]) == []

@@ -35,15 +35,18 @@ class Trainer(ABC):
         prototypes = session.download.prototypes
         dense = prototypes.dense(session.num_classes) if prototypes is not None else (None, None)
         protos_CK, known_C = (None if tensor is None else tensor.to(session.device) for tensor in dense)
-        found = evaluate(session.model, session.test_batches(), protos_CK, known_C)
+        tells_sizes = session.config.federation.report_sizes  # a confusion matrix says how many samples of which class
+        tells = session.download.confusion and tells_sizes and session.config.privacy is None
+        rule = session.config.algorithm.inference if tells else None
+        found = evaluate(session.model, session.test_batches(), protos_CK, known_C, confusion_by=rule)
         metrics, examples = {}, 0
         if found is not None:
             examples = found.examples
             metrics = {"loss": found.loss, "accuracy-head": found.by_head}
             if found.by_prototype is not None:
                 metrics["accuracy-prototype"] = found.by_prototype
-        shared = examples if session.config.federation.report_sizes else None
-        return EvaluationReport(session.node.partition, session.download.round, shared, metrics)
+        shared, confusion = examples if tells_sizes else None, found.confusion if found else None
+        return EvaluationReport(session.node.partition, session.download.round, shared, metrics, confusion)
 
 
 class HeadTrainer(Trainer):

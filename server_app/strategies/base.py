@@ -24,12 +24,13 @@ from server_app.roster import reason_of
 from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
 from server_app.run import Run as Run
 from server_app.run import State as State
-from server_app.scrutiny import expected, far_out, inspect_evaluation, inspect_upload
+from server_app.scrutiny import expected, far_out, inspect_reply
 from task.foreign import one_line
 from task.messages import Download, EvaluationReport, Expected, Shared, Upload, parameters_in, prototype_parameters_in
 from task.payload import decode_evaluation, decode_upload, encode_download, nbytes
 from task.schema import Config
 from task.seeding import stream, torch_stream
+from task.stopping import StoppedEarly, reason_to_stop
 
 LOG = getLogger("flwr")
 # Seconds that a message outlives its round: Flower throws away what comes later, and asks no node for it any more.
@@ -135,6 +136,7 @@ class RoundStrategy(Strategy):
             metrics = {"state_kept": 1.0}
         self._row["metrics"] = metrics | metric_means([upload.metrics for upload in uploads], "train_")
         self._lap("server")
+        self.run.note_prototypes(number, self.downlink(self.run.state).prototypes)
         return None, None
 
     def configure_evaluate(
@@ -154,6 +156,9 @@ class RoundStrategy(Strategy):
         due, self._due = self._due, False
         reports = self._collect(replies, "evaluate", decode_evaluation) if due else []
         self._row |= self.scores(reports)
+        confusion = self.confusion(reports)
+        if confusion is not None:
+            self.run.recorder.write_confusion(confusion)
         self._lap("evaluate")
         self._row |= traffic_fields(self._traffic["train"], self._traffic["evaluate"])
         self._row |= {"privacy": self.run.privacy.fields()} if self.run.privacy is not None else {}
@@ -166,11 +171,19 @@ class RoundStrategy(Strategy):
         LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
+        stopped = reason_to_stop(self.run.recorder.rows, self.run.config.federation.stop_after)
+        if stopped and self.run.done < self.run.config.federation.rounds:
+            raise StoppedEarly(stopped)
         return None
 
     def scores(self, reports: Sequence[EvaluationReport]) -> dict[str, Any]:
         """Return the accuracy fields of the round's line."""
         return summarise(reports, self.run.config.algorithm.inference, self.run.config.federation.report_sizes)
+
+    def confusion(self, reports: Sequence[EvaluationReport]) -> Tensor | None:
+        """Return how often each true class was taken for which, over all clients that told; None where none did."""
+        told = [report.confusion for report in reports if report.confusion is not None]
+        return torch.stack(told).sum(dim=0) if told else None
 
     def candidates(self) -> list[int]:
         """Return the clients that can be sampled: all that are there, unless a leaf says otherwise."""
@@ -217,6 +230,7 @@ class RoundStrategy(Strategy):
                 state_round=run.state_rounds.get(partition, 0),
                 durable_round=self._durable.get(partition, 0),
                 placement=run.roster.placements.get(partition),
+                confusion=phase == "evaluate" and run.may_end_with(number),
             )
             content = encode_download(download)
             kind = MessageType.TRAIN if phase == "train" else MessageType.EVALUATE
@@ -247,7 +261,10 @@ class RoundStrategy(Strategy):
                     raise ValueError(reason_of(reply))
                 self._traffic[phase][partition].bytes_up = nbytes(reply.content)
                 decoded = decode(reply.content, expected(self.run, partition, self._row["round"], width))
-                self._inspect(decoded)
+                told = self._traffic[phase][partition].prototypes_down > 0
+                inspect_reply(decoded, self.run.roster.reports[partition], self.run.config, self.uploads, told)
+                if isinstance(decoded, Upload):
+                    self.inspect(self.run.state, decoded)
                 good.append(decoded)
             except ValueError as error:
                 self._fail(partition, phase, str(error))
@@ -258,16 +275,6 @@ class RoundStrategy(Strategy):
             self._fail(partition, phase, "no reply within federation.round_timeout")
         self._sent = []
         return sorted(good, key=lambda reply: reply.partition)
-
-    def _inspect(self, reply: Upload | EvaluationReport) -> None:
-        """Refuse a well-formed reply that its client cannot honestly have sent; ``ValueError`` naming the client."""
-        node, config = self.run.roster.reports[reply.partition], self.run.config
-        if isinstance(reply, Upload):
-            inspect_upload(reply, node, self.uploads, config.train.local_epochs)
-            self.inspect(self.run.state, reply)
-        else:
-            told = self._traffic["evaluate"][reply.partition].prototypes_down > 0
-            inspect_evaluation(reply, node, with_prototypes=told, report_sizes=config.federation.report_sizes)
 
     def _without_giants(self, uploads: list[Upload]) -> list[Upload]:
         ratio = self.run.config.federation.max_norm_ratio

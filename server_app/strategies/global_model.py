@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from torch import Generator
+from torch import Generator, Tensor
 
 from server_app.central import CentralTest, require_unseen
 from server_app.contributions import inspect_weights
@@ -47,6 +47,7 @@ class GlobalModel(RoundStrategy):
     def bind(self, run: Run) -> None:
         """Take the run, and the server's test images where it is the server that tests."""
         super().bind(run)
+        self._central_confusion: Tensor | None = None
         central = run.config.algorithm.evaluation == "server"
         self.central = CentralTest(run.config, run.roster.class_names, run.device) if central else None
 
@@ -87,7 +88,13 @@ class GlobalModel(RoundStrategy):
         model = self.run.auxiliary()
         model.load_state_dict(part(MODEL, self.run.state))
         found = self.central.accuracy(model)
+        if self.run.may_end_with(self._row["round"]):
+            self._central_confusion = found.confusion
         return fields | {"accuracy": found.by_head, "accuracy_head": found.by_head, "loss": found.loss}
+
+    def confusion(self, reports: Sequence[EvaluationReport]) -> Tensor | None:
+        """Return the server's own confusion matrix, where it is the server that tests."""
+        return self._central_confusion if self.central is not None else super().confusion(reports)
 
     def facts(self) -> dict[str, Any]:
         """Return whose accuracy it is, how it varied over the last rounds, and how many clients have labels."""

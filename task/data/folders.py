@@ -51,9 +51,7 @@ class ImageFolder(Source):
         """Decode all files, class by class in sorted order, training part first."""
         folders = self._class_folders()
         if not folders:
-            raise ValueError(
-                f"{ROOT_KEY}: {absolute_path(self.root, ROOT_KEY)} has no sub-folder for each class"
-            )
+            raise ValueError(f"{ROOT_KEY}: {absolute_path(self.root, ROOT_KEY)} has no sub-folder for each class")
         class_names = tuple(sorted({folder.name for _, folder in folders}))
         paths: list[Path] = []
         labels: list[str] = []

@@ -25,9 +25,7 @@ from task.seeding import stream
 class Iid(DrawnPartition):
     """Every client gets the same number of samples (one more or less), drawn from all of them."""
 
-    def divide(
-        self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def divide(self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """Shuffle and cut."""
         if len(labels) < num_clients:
             raise ValueError(
@@ -64,13 +62,9 @@ class Pathological(DrawnPartition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.classes_per_client < 1:
-            raise ValueError(
-                f"partition.classes_per_client: must be at least 1, got {self.classes_per_client}"
-            )
+            raise ValueError(f"partition.classes_per_client: must be at least 1, got {self.classes_per_client}")
 
-    def divide(
-        self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def divide(self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """Hand out one class after the other."""
         require_labels(labels)
         if self.classes_per_client > num_classes:
@@ -147,9 +141,7 @@ class Dirichlet(DrawnPartition):
         if self.max_attempts < 1:
             raise ValueError(f"partition.max_attempts: must be at least 1, got {self.max_attempts}")
 
-    def divide(
-        self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def divide(self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """Draw sizes until they are large enough, then hand out the samples."""
         require_labels(labels)
         sizes = self._draw(np.bincount(labels, minlength=num_classes), num_clients, rng)
@@ -160,14 +152,10 @@ class Dirichlet(DrawnPartition):
                 pieces[client].append(piece)
         return [join(piece) for piece in pieces]
 
-    def _draw(
-        self, counts: npt.NDArray[np.int64], num_clients: int, rng: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
+    def _draw(self, counts: npt.NDArray[np.int64], num_clients: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return ``(C, M)`` sizes in which every client has enough, or say why there are none."""
         total = int(counts.sum())
-        required = (
-            pfllib_minimum(total, num_clients, self.test_fraction) if self.min_size is None else self.min_size
-        )
+        required = pfllib_minimum(total, num_clients, self.test_fraction) if self.min_size is None else self.min_size
         largest = -1
         attempts = 0
         while required * num_clients <= total and attempts < self.max_attempts:
@@ -177,11 +165,7 @@ class Dirichlet(DrawnPartition):
             if smallest >= required:
                 return sizes
             largest = max(largest, smallest)
-        reached = (
-            f"in {attempts} draws the smallest client had at most {largest}"
-            if attempts
-            else "they are too few"
-        )
+        reached = f"in {attempts} draws the smallest client had at most {largest}" if attempts else "they are too few"
         raise ValueError(
             f"partition.min_size: {total} samples cannot be divided among {num_clients} clients with at "
             f"least {required} each at partition.alpha={self.alpha:g}: {reached}; lower partition.min_size "
@@ -219,6 +203,4 @@ class Given(Partition):
 @lru_cache(maxsize=8)
 def client_splits(scheme: Partition, dataset: ImageDataset, num_clients: int, seed: int) -> tuple[Split, ...]:
     """Return the samples of each client; computed once in a process for the same arguments."""
-    return tuple(
-        scheme.split(dataset.labels, dataset.num_classes, num_clients, seed, dataset.given, dataset.is_test)
-    )
+    return tuple(scheme.split(dataset.labels, dataset.num_classes, num_clients, seed, dataset.given, dataset.is_test))

@@ -124,9 +124,7 @@ def read_client_file(path: Path) -> tuple[Array, Array]:
         raise ValueError(f"{path}: cannot be read ({error})") from error
     except Exception as error:
         # A hostile pickle can make the unpickler fail with any exception; none may end in a stack trace.
-        raise ValueError(
-            f"{path}: refused, its pickle is not a plain dictionary of arrays ({error})"
-        ) from error
+        raise ValueError(f"{path}: refused, its pickle is not a plain dictionary of arrays ({error})") from error
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         raise ValueError(f"{path}: must hold a dictionary with x and y")
     return _check_pair(_unwrap(content["x"]), _unwrap(content["y"]), path)
@@ -137,9 +135,7 @@ def _check_pair(images: Any, labels: Any, path: Path) -> tuple[Array, Array]:
     if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
         raise ValueError(f"{path}: x and y must be arrays of numbers (text data sets are not supported)")
     if len(labels.shape) != 1 or images.shape[:1] != labels.shape:
-        raise ValueError(
-            f"{path}: y must be (n,) with as many entries as x, got {labels.shape} and {images.shape}"
-        )
+        raise ValueError(f"{path}: y must be (n,) with as many entries as x, got {labels.shape} and {images.shape}")
     if labels.size == 0:
         return np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     if labels.dtype.kind not in "iuf" or not np.array_equal(labels, labels.astype(np.int64)):
@@ -194,22 +190,16 @@ class Pfllib(Source):
         if not images:
             raise ValueError(f"{ROOT_KEY}: {root} holds no sample")
         names = None if num_classes is None else tuple(str(label) for label in range(num_classes))
-        return RawImages(
-            np.concatenate(images), np.concatenate(labels), np.concatenate(is_test), names, tuple(given)
-        )
+        return RawImages(np.concatenate(images), np.concatenate(labels), np.concatenate(is_test), names, tuple(given))
 
 
 def _check_against(x: Array, y: Array, images: list[Array], num_classes: int | None, path: Path) -> None:
     """Check one file against the files before it and the number of classes."""
     if len(y) and images and (x.shape[1:], x.dtype) != (images[0].shape[1:], images[0].dtype):
-        raise ValueError(
-            f"{path}: images are {x.shape[1:]} {x.dtype}, before {images[0].shape[1:]} {images[0].dtype}"
-        )
+        raise ValueError(f"{path}: images are {x.shape[1:]} {x.dtype}, before {images[0].shape[1:]} {images[0].dtype}")
     if num_classes is not None and len(y) and (y.min() < 0 or y.max() >= num_classes):
         outside = y.min() if y.min() < 0 else y.max()
-        raise ValueError(
-            f"{path}: label {outside} is outside 0..{num_classes - 1}, the classes of config.json"
-        )
+        raise ValueError(f"{path}: label {outside} is outside 0..{num_classes - 1}, the classes of config.json")
 
 
 def _read_config(root: Path) -> tuple[int | None, int | None]:
@@ -236,12 +226,8 @@ def _count_clients(root: Path) -> int:
     """Count the clients by their training files, which must be 0..M-1."""
     numbers = sorted(int(path.stem) for path in root.glob("train/*.npz") if path.stem.isdecimal())
     if not numbers:
-        raise ValueError(
-            f"{ROOT_KEY}: {root} has no file train/0.npz; is it a data folder of HtFLlib or PFLlib?"
-        )
+        raise ValueError(f"{ROOT_KEY}: {root} has no file train/0.npz; is it a data folder of HtFLlib or PFLlib?")
     if numbers != list(range(len(numbers))):
         missing = min(set(range(len(numbers))) - set(numbers))
-        raise ValueError(
-            f"{root / 'train' / f'{missing}.npz'}: is missing, the folder goes up to {numbers[-1]}.npz"
-        )
+        raise ValueError(f"{root / 'train' / f'{missing}.npz'}: is missing, the folder goes up to {numbers[-1]}.npz")
     return len(numbers)

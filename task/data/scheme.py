@@ -124,7 +124,5 @@ class DrawnPartition(Partition):
         ]
 
     @abstractmethod
-    def divide(
-        self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def divide(self, labels: Labels, num_classes: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         """Return the positions in ``labels`` that each client gets."""

@@ -47,9 +47,7 @@ def pfllib_minimum(num_samples: int, num_clients: int, test_fraction: float) -> 
     return int(min(TEST_BATCH / (test_fraction or 0.25), num_samples / num_clients / 2))
 
 
-def balanced_subset(
-    indices: Indices, labels: Labels, max_samples: int | None, rng: np.random.Generator
-) -> Indices:
+def balanced_subset(indices: Indices, labels: Labels, max_samples: int | None, rng: np.random.Generator) -> Indices:
     """Keep at most ``max_samples`` of the indices, as evenly from the classes as they allow.
 
     Parameters
@@ -102,9 +100,7 @@ def dirichlet_sizes(
     return sizes
 
 
-def train_test(
-    share: Indices, labels: Labels, test_fraction: float, stratify: bool, rng: np.random.Generator
-) -> Split:
+def train_test(share: Indices, labels: Labels, test_fraction: float, stratify: bool, rng: np.random.Generator) -> Split:
     """Split one client's samples at random.
 
     Parameters

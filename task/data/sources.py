@@ -257,9 +257,7 @@ def _merge(arrays: Mapping[str, Array], path: Path, class_names: tuple[str, ...]
         is_test.append(np.full(len(y), test))
     shapes = {(part.shape[1:], part.dtype) for part in images}
     if len(shapes) > 1:
-        raise ValueError(
-            f"{path}: training and test images differ in shape or type: {sorted(map(str, shapes))}"
-        )
+        raise ValueError(f"{path}: training and test images differ in shape or type: {sorted(map(str, shapes))}")
     merged = np.concatenate(images)
     return RawImages(merged, np.concatenate(labels), np.concatenate(is_test), class_names)
 
@@ -276,9 +274,7 @@ def standard_layout(images: Array, where: str) -> Array:
         images = images[..., None]
     channels_last = images.ndim == 4 and images.shape[3] in (1, 3)
     if not channels_last and not (images.ndim == 4 and images.shape[1] in (1, 3)):
-        raise ValueError(
-            f"{where}: images must have 3 or 4 axes and 1 or 3 channels, got shape {images.shape}"
-        )
+        raise ValueError(f"{where}: images must have 3 or 4 axes and 1 or 3 channels, got shape {images.shape}")
     if np.issubdtype(images.dtype, np.floating):
         largest = float(np.abs(images).max(initial=0.0))
         if not largest <= LARGEST_NORMALISED:

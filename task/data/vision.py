@@ -232,6 +232,4 @@ def _square(image: Array, size: int) -> Array:
     """Resize ``(H, W, 3)`` uint8 to ``(size, size, 3)``, bilinear."""
     from PIL import Image
 
-    return np.asarray(
-        Image.fromarray(np.ascontiguousarray(image)).resize((size, size), Image.Resampling.BILINEAR)
-    )
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize((size, size), Image.Resampling.BILINEAR))

@@ -156,9 +156,7 @@ def check_body(body: nn.Module, image_shape: tuple[int, int, int], name: str = "
         for module in training:
             module.training = True
     if not isinstance(features, Tensor):
-        raise ValueError(
-            f"{where} must become a tensor of features (2, width); found {type(features).__name__}"
-        )
+        raise ValueError(f"{where} must become a tensor of features (2, width); found {type(features).__name__}")
     shape, dtype = tuple(features.shape), features.dtype
     if len(shape) != 2 or shape[0] != 2 or shape[1] < 1 or not features.is_floating_point():
         raise ValueError(f"{where} must become floating-point features (2, width); found {shape} {dtype}")

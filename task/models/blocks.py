@@ -28,9 +28,7 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
     return nn.Identity()
 
 
-def conv_norm(
-    inputs: int, outputs: int, kernel: int, *, norm: Norm, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
+def conv_norm(inputs: int, outputs: int, kernel: int, *, norm: Norm, stride: int = 1, groups: int = 1) -> nn.Sequential:
     """Return a convolution that keeps the size (up to the stride) and its normalisation.
 
     The convolution has a bias only where no normalisation follows that would remove it.
@@ -54,9 +52,7 @@ class BasicBlock(nn.Module):
         self.first = conv_norm(inputs, outputs, 3, norm=norm, stride=stride)
         self.second = conv_norm(outputs, outputs, 3, norm=norm)
         same_shape = inputs == outputs and stride == 1
-        self.shortcut = (
-            nn.Identity() if same_shape else conv_norm(inputs, outputs, 1, norm=norm, stride=stride)
-        )
+        self.shortcut = nn.Identity() if same_shape else conv_norm(inputs, outputs, 1, norm=norm, stride=stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return ``(B, outputs, h, w)`` from ``(B, inputs, H, W)``, with h, w divided by the stride."""

@@ -48,6 +48,4 @@ def _check_same(expected: dict[str, Tensor], found: dict[str, Tensor], where: st
         raise ValueError(f"{where}: {len(surplus)} keys that the model does not have, the first {surplus[0]}")
     for key, tensor in expected.items():
         if tensor.shape != found[key].shape:
-            raise ValueError(
-                f"{where}: key {key} has shape {tuple(found[key].shape)}, expected {tuple(tensor.shape)}"
-            )
+            raise ValueError(f"{where}: key {key} has shape {tuple(found[key].shape)}, expected {tuple(tensor.shape)}")

@@ -52,9 +52,7 @@ def plain(image_shape: tuple[int, int, int], *, width: int = 8, features: int = 
     )
 
 
-def vgg(
-    image_shape: tuple[int, int, int], *, width: int = 8, features: int = 1024, norm: Norm = "group"
-) -> nn.Module:
+def vgg(image_shape: tuple[int, int, int], *, width: int = 8, features: int = 1024, norm: Norm = "group") -> nn.Module:
     """Return a VGG: three 3x3 convolutions with pooling between, then one wide layer of ``features``.
 
     Parameters are those of ``plain``; the convolutions have ``width``, ``4 width`` and ``4 width`` channels.

@@ -78,9 +78,7 @@ class SplitModel(nn.Module):
         return has_batchnorm(self)
 
 
-def make_head(
-    feature_dim: int, hidden: Sequence[int], num_classes: int, final_relu: bool = False
-) -> nn.Module:
+def make_head(feature_dim: int, hidden: Sequence[int], num_classes: int, final_relu: bool = False) -> nn.Module:
     """Return a head: Linear and ReLU for every hidden width, then a Linear to the classes.
 
     Parameters

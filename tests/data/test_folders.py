@@ -35,9 +35,7 @@ def test_train_and_test_folders(tmp_path):
 def test_mixed_sizes_are_named_unless_resized(tmp_path):
     _save(tmp_path / "a" / "1.png")
     _save(tmp_path / "a" / "2.png", size=(9, 10))
-    with pytest.raises(
-        ValueError, match=r"2\.png: is 9x10 pixels, 1\.png is 12x10; set data\.source\.resize"
-    ):
+    with pytest.raises(ValueError, match=r"2\.png: is 9x10 pixels, 1\.png is 12x10; set data\.source\.resize"):
         ImageFolder(str(tmp_path)).read()
     assert ImageFolder(str(tmp_path), resize=16).read().images.shape == (2, 16, 16, 3)
 

@@ -137,9 +137,7 @@ def test_gpu_batches_equal_those_of_the_cpu(resident, channels_last, small_datas
         small_dataset, np.arange(60), "cuda", channels_last=channels_last, resident=resident
     )
     assert device.resident == (resident is not False)
-    for one, other in zip(
-        host.train_batches(7, _generator()), device.train_batches(7, _generator()), strict=True
-    ):
+    for one, other in zip(host.train_batches(7, _generator()), device.train_batches(7, _generator()), strict=True):
         assert other[0].is_cuda
         assert other[1].is_cuda
         torch.testing.assert_close(one[0], other[0].cpu(), rtol=0, atol=2e-7)

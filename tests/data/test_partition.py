@@ -70,9 +70,7 @@ def test_seeds_differ():
 def test_iid_sizes_differ_by_one_at_most():
     sizes = [len(s.train) + len(s.test) for s in Iid().split(_labels([10, 13]), 2, 4, 0)]
     assert sorted(sizes) == [5, 6, 6, 6]
-    with pytest.raises(
-        ValueError, match=r"federation\.num_clients: 3 samples .* 4 clients; lower it to at most 3"
-    ):
+    with pytest.raises(ValueError, match=r"federation\.num_clients: 3 samples .* 4 clients; lower it to at most 3"):
         Iid().split(_labels([3]), 1, 4, 0)
 
 
@@ -137,14 +135,10 @@ def test_full_clients_get_no_more():
         assert not sizes[before >= counts.sum() / 10].any()
 
 
-@pytest.mark.parametrize(
-    ("min_size", "counts"), [(None, [200] * 10), (10, [223] * 8 + [216, 0]), (11, [200] * 10)]
-)
+@pytest.mark.parametrize(("min_size", "counts"), [(None, [200] * 10), (10, [223] * 8 + [216, 0]), (11, [200] * 10)])
 def test_impossible_dirichlet_ends_quickly_with_the_numbers(min_size, counts):
     started = time.perf_counter()
-    with pytest.raises(
-        ValueError, match=r"partition\.min_size: 2000 samples .* 200 clients .*alpha=0\.001"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"partition\.min_size: 2000 samples .* 200 clients .*alpha=0\.001") as caught:
         Dirichlet(alpha=0.001, min_size=min_size).split(_labels(counts), 10, 200, 0)
     assert time.perf_counter() - started < 30
     assert "lower partition.min_size" in str(caught.value)

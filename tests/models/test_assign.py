@@ -50,9 +50,7 @@ def test_client_takes_head_i_mod_4(family: str) -> None:
     settings = read(family)
     assert [list(head_for(settings, i)) for i in range(6)] == [[], [512], [256], [128], [], [512]]
     with torch.device("meta"):
-        models = [
-            build_model(settings, i, num_classes=100, image_shape=(3, 32, 32), seed=0) for i in range(4)
-        ]
+        models = [build_model(settings, i, num_classes=100, image_shape=(3, 32, 32), seed=0) for i in range(4)]
     assert [parameter_count(model.head) for model in models] == [51_300, 313_956, 157_028, 78_564]
 
 
@@ -78,9 +76,7 @@ def test_whole_mnist_cnn() -> None:
 def test_pinned_entry() -> None:
     settings = read("htcnn4")
     assert entry_for(settings, 0, pinned="residual")["name"] == "residual"
-    with pytest.raises(
-        ValueError, match=r"client 3: pinned model 'vgg19' must be one of plain, vgg, residual"
-    ):
+    with pytest.raises(ValueError, match=r"client 3: pinned model 'vgg19' must be one of plain, vgg, residual"):
         entry_for(settings, 3, pinned="vgg19")
 
 

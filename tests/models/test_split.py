@@ -46,9 +46,7 @@ def test_split_model_contract() -> None:
     assert not model.has_batchnorm
 
 
-@pytest.mark.parametrize(
-    ("hidden", "count"), [([], 51_300), ([512], 313_956), ([256], 157_028), ([128], 78_564)]
-)
+@pytest.mark.parametrize(("hidden", "count"), [([], 51_300), ([512], 313_956), ([256], 157_028), ([128], 78_564)])
 def test_head_counts(hidden: list[int], count: int) -> None:
     assert parameter_count(make_head(512, hidden, 100)) == count
     assert parameter_count(make_head(512, hidden, 100, final_relu=True)) == count
@@ -66,9 +64,7 @@ def test_head_layers_and_final_relu(hidden: list[int]) -> None:
 
 
 def _with_batchnorm() -> SplitModel:
-    body = nn.Sequential(
-        nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(4)
-    )
+    body = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(4))
     return SplitModel(body, make_head(4, [], 2), 4)
 
 

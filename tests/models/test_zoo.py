@@ -28,18 +28,14 @@ def test_whole_cnn4_counts() -> None:
     assert count((1, 28, 28), 10) == 582_026
     assert count((3, 32, 32), 100) == 924_708
     # Only the dense layer depends on the size of the image: 1024, 1600 and 10816 inputs.
-    assert [
-        body[7].in_features for body in (make_meta("cnn4", (3, side, side)) for side in (28, 32, 64))
-    ] == [
+    assert [body[7].in_features for body in (make_meta("cnn4", (3, side, side)) for side in (28, 32, 64))] == [
         1024,
         1600,
         10816,
     ]
 
 
-@pytest.mark.parametrize(
-    "image_shape", [(1, 28, 28), (3, 28, 28), (1, 32, 32), (4, 32, 32), (3, 64, 64), (3, 64, 48)]
-)
+@pytest.mark.parametrize("image_shape", [(1, 28, 28), (3, 28, 28), (1, 32, 32), (4, 32, 32), (3, 64, 64), (3, 64, 48)])
 @pytest.mark.parametrize("name", ALL)
 def test_any_size_and_channels(name: str, image_shape: tuple[int, int, int]) -> None:
     body = make_meta(name, image_shape).eval()
@@ -87,9 +83,7 @@ def test_one_sample_would_raise_without_care() -> None:
 def test_too_small_image_is_refused_in_one_line(name: str, smallest: int) -> None:
     small = smallest - 1
     for image_shape in ((1, small, 28), (1, 28, small), (0, 28, 28)):
-        with pytest.raises(
-            ValueError, match=rf"model {name}: images of shape .* at least {smallest} pixels"
-        ) as error:
+        with pytest.raises(ValueError, match=rf"model {name}: images of shape .* at least {smallest} pixels") as error:
             make(name, image_shape)
         assert "\n" not in str(error.value)
     body = make_meta(name, (1, smallest, smallest)).eval()
