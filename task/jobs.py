@@ -4,6 +4,7 @@ A job is a list of Hydra overrides with every path made absolute, because the co
 folder than the one where the command was typed.
 """
 
+import dataclasses
 import datetime
 import json
 import os
@@ -97,7 +98,10 @@ def plan(typed: Iterable[str], here: Path, cores: int | None, of_command: Sequen
         words = (*words, *changes)
         config = load(words)
     _check_machine(config, cores)
-    return Job(typed, words, config, load_launch([*words, *of_command]).clients)
+    job = Job(typed, words, config, load_launch([*words, *of_command]).clients)
+    # What must fit the number of clients is checked where that is a setting; here it is known in any case.
+    dataclasses.replace(config, federation=dataclasses.replace(config.federation, num_clients=job.num_clients))
+    return job
 
 
 def absolute_paths(config: Config, here: Path) -> Iterator[tuple[str, str]]:

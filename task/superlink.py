@@ -234,6 +234,8 @@ def private_environment(home: Path) -> dict[str, str]:
     environment["FLWR_TELEMETRY_ENABLED"] = "0"
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_TMPDIR"] = str(home)
+    # Ray's processes rename themselves, which would wipe out the environment that tells whose they are.
+    environment["SPT_NOENV"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PYTHONIOENCODING"] = "utf-8"
     # A proxy for the outside world must not get the traffic between our own processes.
