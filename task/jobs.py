@@ -98,10 +98,12 @@ def plan(typed: Iterable[str], here: Path, cores: int | None, of_command: Sequen
         words = (*words, *changes)
         config = load(words)
     _check_machine(config, cores)
-    job = Job(typed, words, config, load_launch([*words, *of_command]).clients)
-    # What must fit the number of clients is checked where that is a setting; here it is known in any case.
-    dataclasses.replace(config, federation=dataclasses.replace(config.federation, num_clients=job.num_clients))
-    return job
+    if config.federation.num_clients is not None:
+        return Job(typed, words, config)
+    clients = load_launch([*words, *of_command]).clients
+    # What must fit the number of clients is checked where that is a setting; here it is known, too.
+    dataclasses.replace(config, federation=dataclasses.replace(config.federation, num_clients=clients))
+    return Job(typed, words, config, clients)
 
 
 def absolute_paths(config: Config, here: Path) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from task.jobs import INTERRUPTED, NOT_STARTED, RUNNING, Job, cpu_cores, plan
 from task.launch_settings import LaunchConfig
 from task.processes import signals_interrupt
 from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED
-from task.running import Engine, Outcome, Share, exit_status, not_begun
+from task.running import EXIT_CODES, Engine, Outcome, Share, exit_status, not_begun
 from task.superlink import SuperLinkError
 from task.sweep import (
     DONE,
@@ -46,6 +46,8 @@ def main() -> None:
     except ValueError as error:
         print(f"protofed: {error}", file=sys.stderr)
         status = REFUSED
+    except KeyboardInterrupt:  # while the command line was read
+        status = EXIT_CODES[INTERRUPTED]
     except BrokenPipeError:  # `protofed --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
@@ -115,7 +117,10 @@ def run_sweep(sweep: Sweep, command: Command, settings: LaunchConfig, code: str)
             told = 0 if interrupted else _report_sweep(sweep, states, settings)
     except FolderInUseError as error:
         raise ValueError(f"{error}; `protofed {STATUS}={sweep.folder}` shows how far it is") from error
-    return exit_status([*states, *([INTERRUPTED] if interrupted else [])]) or told
+    if interrupted:
+        return EXIT_CODES[INTERRUPTED]
+    # A worker that somebody else killed is a failure of the job, nobody's wish.
+    return exit_status([FAILED if status == INTERRUPTED else status for status in states]) or told
 
 
 def report(outcome: Outcome, full: bool) -> None:
@@ -183,9 +188,8 @@ def _slots(command: Command, sweep: Sweep, settings: LaunchConfig) -> int | None
         most = gpu_share(0, slots or 1, _gpus())[1]
         if federation.cpus_per_client > max(1, cores // (slots or 1)):
             asked = f"federation.cpus_per_client={federation.cpus_per_client}"
-            raise ValueError(
-                f"{asked} is not allowed: at most {cores // (slots or 1)}, the cores of {slots} jobs at once"
-            )
+            share = max(1, cores // (slots or 1))
+            raise ValueError(f"{asked} is not allowed: at most {share}, as {slots} jobs share {cores} CPU cores")
         if federation.gpus_per_client * most > 1:
             asked = f"federation.gpus_per_client={federation.gpus_per_client}"
             raise ValueError(f"{asked} is not allowed: at most {1 / most:.3g}, as {most} jobs share a GPU")
