@@ -25,6 +25,7 @@ from task.sweep import (
     Sweep,
     code_digest,
     counted,
+    differing,
     entry_table,
     newest_sweep,
     status_table,
@@ -156,8 +157,9 @@ def _todo(sweep: Sweep, code: str) -> list[Entry]:
 def _one_after_another(sweep: Sweep, todo: Sequence[Entry], settings: LaunchConfig) -> None:
     home, broken = _shared_home(settings, sweep.folder), 0
     with Engine(_share(settings), keeps_ray=True, project=sweep.project, home_parent=home) as engine:
-        for number, entry in enumerate(todo, 1):
-            print(f"job {number}/{len(todo)}: {' '.join(entry.job.typed)}", flush=True)
+        words = differing([entry.job.typed for entry in todo])
+        for number, (entry, typed) in enumerate(zip(todo, words, strict=True), 1):
+            print(f"job {number}/{len(todo)}: {typed}", flush=True)
             try:
                 outcome = engine.run(entry.next_job(), sweep.folder, entry.folder)
                 broken = 0
@@ -232,14 +234,15 @@ def _side_by_side(
 def _tell_news(entries: Sequence[Entry], ended: threading.Event) -> None:
     """Print a line whenever one of the jobs side by side begins or ends, until told to end."""
     known = {entry.key: entry.state()[0] for entry in entries}
+    words = differing([entry.job.typed for entry in entries])
     while True:
         last = ended.wait(NEWS)
-        for number, entry in enumerate(entries, 1):
+        for number, (entry, typed) in enumerate(zip(entries, words, strict=True), 1):
             status, reason = entry.state()
             if status != known[entry.key]:
                 known[entry.key] = status
                 why = f": {reason}" if reason and status not in DONE else ""
-                print(f"job {number}/{len(entries)} {status}{why}: {' '.join(entry.job.typed)}", flush=True)
+                print(f"job {number}/{len(entries)} {status}{why}: {typed}", flush=True)
         if last:
             return
 

@@ -214,6 +214,12 @@ def entry_table(entries: Sequence[Entry]) -> tuple[list[str], list[str]]:
     return _table(rows)
 
 
+def differing(typed: Sequence[Sequence[str]]) -> list[str]:
+    """Return the words of each job without those that all jobs have; all words of a single job."""
+    common = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
+    return [" ".join(word for word in words if word not in common) for words in typed]
+
+
 def newest_sweep(here: Path) -> Path:
     """Return the folder of the sweep below ``here/outputs`` that was begun last; ``ValueError`` if there is none."""
     found = sorted((here / "outputs").glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime)
@@ -229,10 +235,11 @@ def counted(states: Sequence[str]) -> str:
 
 def _table(rows: Sequence[tuple[str, str | None, Sequence[str], str]]) -> tuple[list[str], list[str]]:
     width = max((len(row[0]) for row in rows), default=0)
+    words = differing([row[2] for row in rows])
     lines = []
-    for number, (status, reason, typed, place) in enumerate(rows, 1):
+    for number, ((status, reason, _, place), typed) in enumerate(zip(rows, words, strict=True), 1):
         why = f" ({' '.join(reason.split())})" if reason and status not in DONE else ""
-        lines.append(f"{number:3}  {status:<{width}}  {' '.join(typed)}  {place}{why}")
+        lines.append(f"{number:3}  {status:<{width}}  {typed}  {place}{why}")
     states = [row[0] for row in rows]
     return [*lines, f"{len(states)} jobs: {counted(states)}"], states
 
