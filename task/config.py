@@ -1,10 +1,9 @@
 """Configuration: ``load`` composes and checks ``conf/``, ``build`` turns a ``_target_`` into an object.
 
-This file and ``task/launch.py`` are the only ones that know Hydra.
+``task/composition.py`` has what Hydra does in it.
 """
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import re
@@ -12,19 +11,16 @@ import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from task.composition import CONF_DIR as CONF_DIR
+from task.composition import LAUNCH, SWEEP, compose_words, nearest, one_line, without_plus
 from task.schema import Config
 
-CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
 OWN_PACKAGES = ("task", "server_app", "client_app")
-SWEEP = "sweep="
 
 
 @lru_cache(maxsize=8)
@@ -47,13 +43,9 @@ def load(overrides: str | Sequence[str] = "") -> Config:
         One line for an unknown key (with the nearest known ones), a wrong type or a value out of range.
     """
     words = without_plus(shlex.split(overrides) if isinstance(overrides, str) else overrides)
-    try:
-        composed = _compose(words)
-        merged = OmegaConf.merge(OmegaConf.structured(Config), composed)
-        config = OmegaConf.to_object(merged)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_one_line(error, words)) from error
-    assert isinstance(config, Config)
+    composed = compose_words(words)
+    own = [str(key) for key in composed if key != LAUNCH]  # that one is of the command, not of the run
+    config = to_config(OmegaConf.masked_copy(composed, own), words)
     sweep = next((word for word in words if word.startswith(SWEEP)), None)
     if sweep:
         raise ValueError(f"{sweep} is not allowed here: it is many runs, and only the command `protofed` starts them")
@@ -62,9 +54,20 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     return config
 
 
-def without_plus(words: Sequence[str]) -> list[str]:
-    """Return Hydra overrides in which ``+debug=smoke`` has become ``debug=smoke``; Hydra itself refuses the plus."""
-    return [re.sub(r"^\+(?=(experiment|sweep|debug)=)", "", word) for word in words]
+def to_config(tree: DictConfig, words: Sequence[str] = ()) -> Config:
+    """Return the settings ``tree`` as a ``Config``; ``words`` gave them, for messages.
+
+    Raises
+    ------
+    ValueError
+        One line for an unknown key, a wrong type or a value out of range.
+    """
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), tree))
+    except OmegaConfBaseException as error:
+        raise ValueError(one_line(error, words)) from error
+    assert isinstance(config, Config)
+    return config
 
 
 def to_yaml(config: Config) -> str:
@@ -97,9 +100,6 @@ def build(node: Mapping[str, Any], where: str = "", **runtime: Any) -> Any:
         raise ValueError(f"{where}.{error}" if where and "=" in str(error).split(" ", 1)[0] else str(error)) from error
 
 
-def _compose(words: list[str]) -> DictConfig:
-    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3", job_name="protofed"):
-        return compose(config_name="config", overrides=words)
 
 
 def _check_targets(config: Config) -> None:
@@ -140,7 +140,7 @@ def _bind(node: Mapping[str, Any], where: str, runtime: frozenset[str]) -> tuple
         place = f"{where}.{key}" if where else key
         if key not in parameters or key in runtime:
             known = [name for name in parameters if name not in runtime]
-            raise ValueError(f"unknown setting {place!r}{_nearest(key, known)}")
+            raise ValueError(f"unknown setting {place!r}{nearest(key, known)}")
         if key in hints and not _conforms(value, hints[key]):
             raise ValueError(f"{place}={value!r} is not allowed: {_describe(hints[key])}")
     for name, parameter in parameters.items():
@@ -190,35 +190,3 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(argument) for argument in get_args(hint))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     return names.get(hint, str(hint))
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    return f"; nearest known: {', '.join(close)}" if close else "; `protofed --cfg job` shows all settings"
-
-
-def _one_line(error: Exception, words: list[str]) -> str:
-    """Turn Hydra's message of several lines into one, naming the key and the nearest known ones."""
-    text = str(error)
-    if isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, OmegaConfBaseException):
-        return str(error.__cause__).splitlines()[0]
-    missing = re.search(r"Could not override '(.+?)'", text)
-    if missing:
-        key = missing.group(1)
-        kept = [word for word in words if word.lstrip("+~").split("=")[0] != key]
-        try:
-            known = _flat_keys(OmegaConf.to_container(_compose(kept)))
-        except (HydraException, OmegaConfBaseException):
-            known = []
-        return f"unknown setting {key!r}{_nearest(key, known)}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    place = re.search(r"full_key: (\S+)", text)
-    noise = ("full_key:", "reference_type=", "object_type=", "Config search path", "provider=", "set env variable")
-    line = " ".join(line for line in lines if not line.startswith(noise))
-    return f"{place.group(1)}: {line}" if place and place.group(1) not in line else line
-
-
-def _flat_keys(tree: Any, prefix: str = "") -> list[str]:
-    if not isinstance(tree, dict):
-        return [prefix]
-    return [key for name, child in tree.items() for key in _flat_keys(child, f"{prefix}.{name}".lstrip("."))]

@@ -4,24 +4,29 @@ A job is a list of Hydra overrides with every path made absolute, because the co
 folder than the one where the command was typed.
 """
 
+import dataclasses
 import datetime
 import json
 import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from task.composition import load_launch
 from task.config import build, load
+from task.launch_settings import LaunchConfig
 from task.paths import declared_paths
 from task.privacy import require_accountant
 from task.result_files import FAILED, read_json
 from task.schema import Config
 
-DEFAULT_CLIENTS = 8
-"""Simulated clients where ``federation.num_clients`` is null."""
+# How a job stands, beside what a summary can say.
+INTERRUPTED = "interrupted"
+NOT_STARTED = "not started"
+RUNNING = "running"
 
 # What an earlier command said about its own folder, and nothing about the science.
 _ONE_RUN_ONLY = re.compile(r"(resume|overwrite)=")
@@ -31,11 +36,15 @@ _SOURCE_PATH = re.compile(r"data\.source\.(.*_)?(path|file|folder|dir|root)")
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: ``typed`` is what the user wrote, ``overrides`` what the run gets."""
+    """One run to do: ``typed`` is what the user wrote, ``overrides`` what the run gets.
+
+    ``default_clients`` are simulated where ``federation.num_clients`` is null.
+    """
 
     typed: tuple[str, ...]
     overrides: tuple[str, ...]
     config: Config
+    default_clients: int = LaunchConfig.clients
 
     @property
     def title(self) -> str:
@@ -45,25 +54,34 @@ class Job:
     @property
     def num_clients(self) -> int:
         """The number of simulated clients."""
-        return self.config.federation.num_clients or DEFAULT_CLIENTS
+        return self.config.federation.num_clients or self.default_clients
 
-    def federation_config(self, cores: int) -> str:
-        """Return the value of Flower's ``--federation-config`` on a machine with this many ``cores``."""
+    def ray_cores(self, cores: int) -> int:
+        """Return how many of this many CPU ``cores`` Ray needs: Flower starts a worker for every share of them."""
+        return min(cores, self.num_clients * self.config.federation.cpus_per_client)
+
+    def federation_config(self, cores: int | None, jobs_per_gpu: int = 1) -> str:
+        """Return the value of Flower's ``--federation-config``.
+
+        With ``cores`` CPU cores for a Ray that Flower starts; None where it joins one. Of ``jobs_per_gpu`` jobs side by
+        side each thinks that the GPU is its own, so its clients must say that they take more of it.
+        """
         federation = self.config.federation
         values: dict[str, int | float] = {
             "num-supernodes": self.num_clients,
             "client-resources-num-cpus": federation.cpus_per_client,
-            "client-resources-num-gpus": float(federation.gpus_per_client),
-            # Flower starts a worker for every share of the machine, also where there are fewer clients.
-            "init-args-num-cpus": min(cores, self.num_clients * federation.cpus_per_client),
+            "client-resources-num-gpus": float(federation.gpus_per_client) * jobs_per_gpu,
         }
+        if cores is not None:
+            values["init-args-num-cpus"] = self.ray_cores(cores)
         return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
+def plan(typed: Iterable[str], here: Path, cores: int | None, of_command: Sequence[str] = ()) -> Job:
     """Check the overrides ``typed`` in the folder ``here`` and make a job of them.
 
-    With ``resume=FOLDER`` the overrides of the run in that folder come first.
+    With ``resume=FOLDER`` the overrides of the run in that folder come first. ``of_command`` are those of ``launch``.
+    The number of CPU ``cores`` here is None where a run goes to other machines.
 
     Raises
     ------
@@ -85,7 +103,12 @@ def plan(typed: Iterable[str], here: Path, cores: int) -> Job:
     _check_machine(config, cores)
     for name, node in config.listeners.items():  # a missing extra is refused here and not after Ray has started
         build(node, f"listeners.{name}")
-    return Job(typed, words, config)
+    if config.federation.num_clients is not None:
+        return Job(typed, words, config)
+    clients = load_launch([*words, *of_command]).clients
+    # What must fit the number of clients is checked where that is a setting; here it is known, too.
+    dataclasses.replace(config, federation=dataclasses.replace(config.federation, num_clients=clients))
+    return Job(typed, words, config, clients)
 
 
 def absolute_paths(config: Config, here: Path) -> Iterator[tuple[str, str]]:
@@ -181,9 +204,9 @@ def _earlier_overrides(folder: Path) -> tuple[str, ...]:
     return tuple(word for word in shlex.split(overrides) if not _ONE_RUN_ONLY.match(word))
 
 
-def _check_machine(config: Config, cores: int) -> None:
+def _check_machine(config: Config, cores: int | None) -> None:
     federation = config.federation
-    if federation.cpus_per_client > cores:
+    if cores is not None and federation.cpus_per_client > cores:
         asked = f"federation.cpus_per_client={federation.cpus_per_client}"
         raise ValueError(f"{asked} is not allowed: at most {cores}, the CPU cores here")
     if config.train.device == "cuda" and federation.gpus_per_client == 0:

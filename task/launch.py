@@ -3,228 +3,133 @@
 Exit status: 0 completed, 1 failed, 2 refused before the start, 3 completed with losses, 130 interrupted.
 """
 
-import itertools
 import os
-import shlex
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from task.command_line import STATUS, Command, read_command
+from task.folder_lock import FolderInUseError
+from task.jobs import INTERRUPTED, NOT_STARTED, RUNNING, Job, cpu_cores, plan
+from task.launch_settings import LaunchConfig
+from task.processes import signals_interrupt
+from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED
+from task.running import EXIT_CODES, Engine, Outcome, Share, exit_status, not_begun
+from task.superlink import SuperLinkError
+from task.sweep import (
+    DONE,
+    FROZEN,
+    STOP,
+    Entry,
+    Sweep,
+    code_digest,
+    counted,
+    differing,
+    entry_table,
+    newest_sweep,
+    status_table,
+    sweep_folder,
+)
 
-from task.comparison import group_runs
-from task.config import CONF_DIR, SWEEP, load, without_plus
-from task.jobs import Job, absolute, cpu_cores, create_folder, is_source_path, plan, quoted, write_failure
-from task.processes import signals_ignored, signals_interrupt
-from task.progress import Progress, last_error
-from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED, read_summary
-from task.results import read_run
-from task.superlink import LocalSuperLink, SuperLinkError
-from task.tables import client_table, markdown_table, summary_lines
-
-INTERRUPTED = "interrupted"
-NOT_STARTED = "not started"
-EXIT_CODES = {COMPLETED: 0, COMPLETED_WITH_LOSSES: 3, FAILED: 1, INTERRUPTED: 130, NOT_STARTED: 1}
 REFUSED = 2
-POLL = 0.2  # seconds between two looks at a run
+BROKEN_PIPE = 141  # what a shell shows for a program that was ended so
 MANY = 20  # jobs whose check is worth a word, since it takes seconds
-# Hydra only takes the command line apart here: it makes no folder, no log and no file.
-_QUIET_HYDRA = (
-    "hydra.run.dir=.",
-    "hydra.output_subdir=null",
-    "hydra.job.chdir=false",
-    "hydra/job_logging=none",
-    "hydra/hydra_logging=none",
-)
-_MULTIRUN = ("-m", "--multirun")
-_SHOWS_ONLY = frozenset(
-    ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
-)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended, and why if it did not complete."""
-
-    job: Job
-    folder: Path | None
-    status: str
-    reason: str | None = None
+NEWS = 1.0  # seconds between two looks at jobs side by side
+ATTEMPTS = 3  # of a launcher whose workers were killed
 
 
 def main() -> None:
     """Do what the command line asks for, and exit with the status that it deserves."""
-    here = Path.cwd()
     try:
-        commands = [[absolute_word(word, here) for word in words] for words in expand(sys.argv[1:])]
-        if len(commands) > MANY:
-            print(f"checking {len(commands)} jobs before the first one", flush=True)
-        jobs = [plan(words, here, cpu_cores()) for words in commands]
+        status = _do(sys.argv[1:], Path.cwd())
+        sys.stdout.flush()
     except ValueError as error:
         print(f"protofed: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
-    sys.exit(run_all(jobs, here) if jobs else 0)
+        status = REFUSED
+    except KeyboardInterrupt:  # while the command line was read
+        status = EXIT_CODES[INTERRUPTED]
+    except BrokenPipeError:  # `protofed --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    sys.exit(status)
 
 
-def expand(arguments: Sequence[str]) -> list[list[str]]:
-    """Let Hydra read the command line; return the overrides of each job, none if it only showed things.
-
-    Raises
-    ------
-    ValueError
-        One line for what Hydra does not accept.
-    """
-    jobs: list[list[str]] = []
-    arguments = [_home_in_quotes(word) for word in without_plus(arguments)]
-    words = [word for word in arguments if word not in _MULTIRUN]
-    shows_only = any(word.split("=")[0] in _SHOWS_ONLY for word in words)
-    asks_for_many = words != arguments or any(word.startswith(SWEEP) for word in words)
-
-    def collect(_: DictConfig) -> None:
-        jobs.append(list(HydraConfig.get().overrides.task))
-
-    try:
-        if asks_for_many and not shows_only:
-            return _combinations(words)
-        with _as_command_line([*arguments, *([] if shows_only else _QUIET_HYDRA)]):
-            hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(collect)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_better_message(error, words)) from error
-    return jobs
+def _do(arguments: Sequence[str], here: Path) -> int:
+    asked = [word for word in arguments if word.split("=")[0] == STATUS]
+    if asked:
+        return show_status(asked[0].partition("=")[2] or next((w for w in arguments if w not in asked), ""), here)
+    command = read_command(arguments, here)
+    if not command.jobs:
+        return 0
+    settings = command.settings()
+    before = code_digest()
+    if len(command.jobs) > MANY:
+        print(f"checking {len(command.jobs)} jobs before the first one", flush=True)
+    cores = None if settings.ray_address else _cores(settings)
+    jobs = [plan(words, here, cores, command.launch_words) for words in command.jobs]
+    if command.sweep is None:
+        return run_all(jobs[0], here, settings)
+    return run_sweep(Sweep(sweep_folder(command, here), jobs), command, settings, before)
 
 
-def _combinations(words: Sequence[str]) -> list[list[str]]:
-    """Return every combination of the values in ``words``, which win over those of a file of ``conf/sweep/``.
-
-    As Hydra's own sweeper does it, but that composes every job twice, which takes a minute for a hundred.
-    """
-    files = [word for word in words if word.startswith(SWEEP)]
-    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        params = compose("config", files, return_hydra_config=True).hydra.sweeper.params or {}
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        rest = [word for word in words if word not in files]
-        choices: dict[str, list[str]] = {}
-        for each in parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *rest]):
-            key = each.get_key_element()
-            many = each.is_sweep_override()
-            values = each.sweep_string_iterator() if many else [each.get_value_element_as_str()]
-            choices[key] = [f"{key}={value}" for value in values]
-    return [list(job) for job in itertools.product(*choices.values())]
+def show_status(folder: str, here: Path) -> int:
+    """Print how the jobs of a sweep stand, and return the exit status that the sweep would have now."""
+    place = here / Path(folder).expanduser() if folder else newest_sweep(here)
+    lines, states = status_table(place)
+    print("\n".join([f"{place}", *lines]))
+    return exit_status(states)
 
 
-def run_all(jobs: Sequence[Job], here: Path) -> int:
-    """Run ``jobs`` one after the other below one SuperLink, report them, and return the exit status."""
-    outcomes: list[Outcome] = []
+def run_all(job: Job, here: Path, settings: LaunchConfig) -> int:
+    """Run one ``job``, report it, and return the exit status."""
     with signals_interrupt():
         try:
-            with LocalSuperLink() as link:
-                for number, job in enumerate(jobs, 1):
-                    if len(jobs) > 1:
-                        print(f"job {number}/{len(jobs)}: {' '.join(job.typed)}", flush=True)
-                    outcomes.append(run_one(job, link, here))
-                    _report(outcomes[-1], full=len(jobs) == 1)
-                    if outcomes[-1].status == INTERRUPTED:
-                        break
-        except KeyboardInterrupt:  # before or after a job
-            outcomes += [Outcome(job, None, INTERRUPTED, INTERRUPTED) for job in jobs[len(outcomes) :][:1]]
+            with Engine(_share(settings), keeps_ray=False, home_parent=_shared_home(settings, here)) as engine:
+                outcome = engine.run(job, here)
+                report(outcome, full=True)
+        except KeyboardInterrupt:  # before or after the run
+            outcome = Outcome(job, None, INTERRUPTED, INTERRUPTED)
         except SuperLinkError as error:
             print(f"protofed: {error}", file=sys.stderr)
-    outcomes += [Outcome(job, None, NOT_STARTED) for job in jobs[len(outcomes) :]]
-    if len(jobs) > 1:
-        _report_sweep(outcomes)
-    return exit_status([outcome.status for outcome in outcomes])
+            outcome = Outcome(job, None, NOT_STARTED)
+    return exit_status([outcome.status])
 
 
-def run_one(job: Job, link: LocalSuperLink, here: Path) -> Outcome:
-    """Run one ``job`` to its end, showing its progress."""
+def run_sweep(sweep: Sweep, command: Command, settings: LaunchConfig, code: str) -> int:
+    """Do what is missing or failed of a ``sweep``, report it, and return the exit status."""
+    slots = _slots(command, sweep, settings)
     try:
-        folder = create_folder(job, here)
-    except OSError as error:
-        return Outcome(job, None, FAILED, f"no results folder: {error}")
-    print(f"results: {folder}", flush=True)
-    log, before = folder / "flower.log", _stamp(folder / "summary.json")
-    waiting_for = f"starting Ray and {job.num_clients} simulated clients"
-    progress = Progress(folder, job.config.federation.rounds, waiting_for)
-    run_config = {"overrides": shlex.join(job.overrides), "output-dir": str(folder)}
-    interrupted = False
-    try:
-        _watch(link.submit(run_config, job.federation_config(cpu_cores()), log), progress)
-    except KeyboardInterrupt:
-        interrupted = True
-        with signals_ignored():
-            print("interrupted: stopping the run", flush=True)
-            link.stop_run(log)
-            link.close()  # now, so that no more rounds are written than the summary will count
-            for line in progress.lines():
-                print(line, flush=True)
-    fresh = _stamp(folder / "summary.json") != before
-    return _conclude(job, folder, fresh, interrupted, progress.done)
+        with sweep.begun(command, code), signals_interrupt():
+            todo = _todo(sweep, code)
+            try:
+                if command.launcher_words:
+                    _side_by_side(sweep, todo, command, settings, slots)
+                else:
+                    _one_after_another(sweep, todo, settings)
+                interrupted = False
+            except KeyboardInterrupt:
+                interrupted = True
+            except SuperLinkError as error:
+                print(f"protofed: {error}", file=sys.stderr)
+                interrupted = False
+            lines, states = entry_table(sweep.entries)
+            print("\n" + "\n".join(lines), flush=True)
+            told = 0 if interrupted else _report_sweep(sweep, states, settings)
+    except FolderInUseError as error:
+        raise ValueError(f"{error}; `protofed {STATUS}={sweep.folder}` shows how far it is") from error
+    if interrupted:
+        return EXIT_CODES[INTERRUPTED]
+    # A worker that somebody else killed is a failure of the job, nobody's wish.
+    return exit_status([FAILED if status == INTERRUPTED else status for status in states]) or told
 
 
-def exit_status(statuses: Sequence[str]) -> int:
-    """Return the exit status of a command whose jobs ended so: that of the worst one."""
-    by_badness = (INTERRUPTED, FAILED, NOT_STARTED, COMPLETED_WITH_LOSSES, COMPLETED)
-    worst = min(statuses, key=by_badness.index)
-    return EXIT_CODES[worst]
-
-
-def absolute_word(word: str, here: Path) -> str:
-    """Return the override ``word``, a path of a data source made absolute as seen from ``here``."""
-    parsed = OverridesParser.create().parse_override(word)
-    value = parsed.value()
-    if not is_source_path(parsed.key_or_group) or not isinstance(value, str) or not value:
-        return word
-    return f"{word.partition('=')[0]}={quoted(str(absolute(value, here)))}"
-
-
-def _watch(process: subprocess.Popen[bytes], progress: Progress) -> None:
-    """Show progress until ``process`` ends."""
-    while True:
-        ended = process.poll() is not None
-        for line in progress.lines():
-            print(line, flush=True)
-        if ended:
-            return
-        time.sleep(POLL)
-
-
-def _conclude(job: Job, folder: Path, fresh: bool, interrupted: bool, rounds_done: int) -> Outcome:
-    """Read how the run that has just ended went; ``fresh`` says whether it wrote a summary."""
-    log = folder / "flower.log"
-    reason = INTERRUPTED if interrupted else last_error(log)
-    if "ActorPool is empty" in reason:
-        federation = job.config.federation
-        asked = f"cpus_per_client={federation.cpus_per_client} and gpus_per_client={federation.gpus_per_client}"
-        reason = f"no client fits on this machine with federation.{asked}: lower them"
-    try:
-        summary = read_summary(folder / "summary.json")
-    except ValueError as error:
-        summary, reason = {"status": FAILED}, str(error)
-    completed = summary["status"] in (COMPLETED, COMPLETED_WITH_LOSSES)
-    if interrupted or not (fresh and completed):
-        if fresh and not interrupted:
-            reason = summary.get("reason") or reason
-        # The summary of a completed run stays as it is, also when going on with it failed.
-        if not completed:
-            with suppress(OSError):  # a full disk may be the very reason
-                write_failure(folder, job, reason, rounds_done)
-        return Outcome(job, folder, INTERRUPTED if interrupted else FAILED, reason)
-    return Outcome(job, folder, summary["status"], summary.get("reason"))
-
-
-def _report(outcome: Outcome, full: bool) -> None:
+def report(outcome: Outcome, full: bool) -> None:
     """Print how a job ended: with its clients when ``full``, in one line otherwise."""
+    # Imported here because it takes longer than to complete a word on the command line should.
+    from task.results import read_run
+    from task.tables import client_table, summary_lines
+
     if outcome.status in (COMPLETED, COMPLETED_WITH_LOSSES) and outcome.folder is not None:
         run = read_run(outcome.folder)
         lines = [client_table(run), "", *summary_lines(run)] if full else summary_lines(run)[:3]
@@ -236,56 +141,142 @@ def _report(outcome: Outcome, full: bool) -> None:
         print(f"Flower's log: {outcome.folder / 'flower.log'}", file=sys.stderr, flush=True)
 
 
-def _report_sweep(outcomes: Sequence[Outcome]) -> None:
-    """Print one line a job, and the table of means over seeds of those that completed."""
-    print()
-    width = max(len(outcome.status) for outcome in outcomes)
-    for number, outcome in enumerate(outcomes, 1):
-        place = outcome.folder or outcome.reason or ""
-        print(f"{number:3}  {outcome.status:<{width}}  {' '.join(outcome.job.typed)}  {place}")
-    runs = [read_run(outcome.folder) for outcome in outcomes if outcome.folder is not None]
-    complete = [run for run in runs if run.is_complete]
-    if complete:
-        print("\n" + markdown_table(group_runs(complete)[0]))
+def _todo(sweep: Sweep, code: str) -> list[Entry]:
+    """Return the jobs that are not done, and say how many are."""
+    states = {entry.key: entry.state()[0] for entry in sweep.entries}
+    todo = [entry for entry in sweep.entries if states[entry.key] not in (*DONE, RUNNING)]
+    print(f"sweep: {sweep.folder}")
+    print(f"{len(states)} jobs ({counted(list(states.values()))}), {len(todo)} to do", flush=True)
+    if sweep.repeated:
+        print(f"{sweep.repeated} more have the same configuration as one of these and are not run twice")
+    if others := sweep.other_code(code):
+        print(f"note: {others} finished jobs were run by other code than today's; launch.folder=NEW repeats all")
+    return todo
 
 
-def _home_in_quotes(word: str) -> str:
-    """Return ``word``; a value such as ``~/data``, which Hydra's grammar does not know, in quotes."""
-    key, _, value = word.partition("=")
-    return f"{key}={quoted(value)}" if value.startswith("~") and "," not in value else word
+def _one_after_another(sweep: Sweep, todo: Sequence[Entry], settings: LaunchConfig) -> None:
+    home, broken = _shared_home(settings, sweep.folder), 0
+    with Engine(_share(settings), keeps_ray=True, project=sweep.project, home_parent=home) as engine:
+        words = differing([entry.job.typed for entry in todo])
+        for number, (entry, typed) in enumerate(zip(todo, words, strict=True), 1):
+            print(f"job {number}/{len(todo)}: {typed}", flush=True)
+            try:
+                outcome = engine.run(entry.next_job(), sweep.folder, entry.folder)
+                broken = 0
+            except SuperLinkError as error:
+                outcome, broken = not_begun(entry.job, entry.folder, error), broken + 1
+                if broken == ATTEMPTS:  # so is the next one
+                    raise
+            report(outcome, full=False)
+            if outcome.status == INTERRUPTED:
+                raise KeyboardInterrupt
+            if outcome.status == FAILED and settings.stop_at_first_failure:
+                return
 
 
-def _better_message(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the message of Hydra's ``error`` in one line, with the nearest known settings where we can."""
-    text = " ".join(str(error).split()).split(" Config search path")[0]
-    if "Ambiguous value" in text:
-        return text
-    try:
-        load([word for word in arguments if not word.startswith(("-", SWEEP))])
-    except ValueError as ours:
-        return str(ours)
-    return text
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Return what changes when ``file`` is written; None where there is no file."""
-    if not file.exists():
+def _slots(command: Command, sweep: Sweep, settings: LaunchConfig) -> int | None:
+    """Return how many jobs Hydra's launcher does at once here, having checked that they can share this machine."""
+    if not command.launcher_words:
         return None
-    facts = file.stat()
-    return facts.st_mtime_ns, facts.st_ino
+    from task.launchers import gpu_share, side_by_side
+
+    if settings.ray_address is not None:
+        allowed = "not with hydra/launcher: Flower takes all of a Ray cluster for one run"
+        raise ValueError(f"launch.ray_address={settings.ray_address!r} is not allowed: {allowed}")
+    cores = _cores(settings)
+    slots = side_by_side(command.launcher_words, len(sweep.entries), cores)
+    for entry in sweep.entries if slots else ():
+        federation = entry.job.config.federation
+        most = gpu_share(0, slots or 1, _gpus())[1]
+        if federation.cpus_per_client > max(1, cores // (slots or 1)):
+            asked = f"federation.cpus_per_client={federation.cpus_per_client}"
+            share = max(1, cores // (slots or 1))
+            raise ValueError(f"{asked} is not allowed: at most {share}, as {slots} jobs share {cores} CPU cores")
+        if federation.gpus_per_client * most > 1:
+            asked = f"federation.gpus_per_client={federation.gpus_per_client}"
+            raise ValueError(f"{asked} is not allowed: at most {1 / most:.3g}, as {most} jobs share a GPU")
+    return slots
 
 
-@contextmanager
-def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Let Hydra see ``arguments`` as those of the program, and raise its errors instead of printing them."""
-    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [sys.argv[0], *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+def _side_by_side(
+    sweep: Sweep, todo: Sequence[Entry], command: Command, settings: LaunchConfig, slots: int | None
+) -> None:
+    """Hand the jobs to a Hydra launcher.
+
+    Some launchers end with all their jobs when one worker was killed, for instance for want of memory. Then the jobs
+    that are not concluded are handed over again, the last time one by one, so that no job can stop the others.
+    """
+    from task.launchers import WorkOrder, launch
+
+    order = WorkOrder(str(sweep.folder), stop_at_first_failure=settings.stop_at_first_failure)
+    order.cores = settings.cores
+    if slots is not None:
+        order.slots, order.gpus, order.cores = slots, _gpus(), max(1, _cores(settings) // slots)
+    ended = threading.Event()
+    watcher = threading.Thread(target=_tell_news, args=(todo, ended), daemon=True)
+    watcher.start()
+    left = [entry.key for entry in todo]
     try:
-        yield
+        for attempt in range(ATTEMPTS):
+            for keys in [left] if attempt < ATTEMPTS - 1 else [[key] for key in left]:
+                try:
+                    launch(command.launcher_words, keys, order)
+                except Exception as error:  # each launcher has errors of its own
+                    print(f"the launcher ended: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
+            left = [entry.key for entry in todo if entry.state()[0] in (INTERRUPTED, NOT_STARTED)]
+            if not left or (sweep.folder / FROZEN / STOP).exists():
+                return
     finally:
-        sys.argv = argv
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
+        ended.set()
+        watcher.join()
+
+
+def _tell_news(entries: Sequence[Entry], ended: threading.Event) -> None:
+    """Print a line whenever one of the jobs side by side begins or ends, until told to end."""
+    known = {entry.key: entry.state()[0] for entry in entries}
+    words = differing([entry.job.typed for entry in entries])
+    while True:
+        last = ended.wait(NEWS)
+        for number, (entry, typed) in enumerate(zip(entries, words, strict=True), 1):
+            status, reason = entry.state()
+            if status != known[entry.key]:
+                known[entry.key] = status
+                why = f": {reason}" if reason and status not in DONE else ""
+                print(f"job {number}/{len(entries)} {status}{why}: {typed}", flush=True)
+        if last:
+            return
+
+
+def _report_sweep(sweep: Sweep, states: Sequence[str], settings: LaunchConfig) -> int:
+    """Make the report of all that is complete in the sweep's folder, and return its exit status."""
+    if not settings.report or not any(status in DONE for status in states):
+        return 0
+    from task import report as reports
+
+    print(flush=True)
+    return reports.main([str(sweep.folder)])
+
+
+def _share(settings: LaunchConfig) -> Share:
+    return Share(_cores(settings), ray_address=settings.ray_address)
+
+
+def _cores(settings: LaunchConfig) -> int:
+    return min(settings.cores or cpu_cores(), cpu_cores())
+
+
+def _shared_home(settings: LaunchConfig, folder: Path) -> Path | None:
+    """Return where the code of a run is unpacked: all machines of a cluster must see it, as they see the results."""
+    if settings.ray_address is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _gpus() -> list[str]:
+    """Return the GPUs that this process may use, by the names that ``CUDA_VISIBLE_DEVICES`` has for them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    return names[: torch.cuda.device_count()]

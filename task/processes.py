@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 PATIENCE = 10.0  # seconds that processes get to end by themselves
+OWNER = "owner"
 Process = tuple[int, str]
 """A process id and the start time of the process, so that a number used again is not mistaken for it."""
 
@@ -32,20 +33,45 @@ def start_guard(root: int, home: str) -> subprocess.Popen[bytes]:
     )
 
 
-def end_all(root: int, home: str) -> None:
+def end_all(root: int | None, home: str) -> None:
     """End the process ``root``, everything below it, and everything whose ``FLWR_HOME`` is ``home`` or lies in it.
 
     Flower's and Ray's processes can outlive their parents; the environment that they inherited still tells
     whose they are.
     """
-    below = descendants(root)
-    ours = below | carriers(f"FLWR_HOME={home}") | {process for process in process_table() if process[0] == root}
+    ours = carriers(f"FLWR_HOME={home}")
+    if root is not None:
+        ours |= descendants(root) | {process for process in process_table() if process[0] == root}
     _send(signal.SIGTERM, ours)
     deadline = time.monotonic() + PATIENCE
     while ours & process_table().keys() and time.monotonic() < deadline:
         time.sleep(0.1)
     ours |= carriers(f"FLWR_HOME={home}")
     _send(signal.SIGKILL if os.name == "posix" else signal.SIGTERM, ours & process_table().keys())
+
+
+def sign(home: Path) -> None:
+    """Write into the folder ``home`` that it belongs to this process."""
+    mine = [process for process in process_table() if process[0] == os.getpid()]
+    (home / OWNER).write_text("".join(f"{pid} {start}\n" for pid, start in mine), encoding="utf-8")
+
+
+def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
+    """End what is left of commands that were killed together with their guards; return the removed folders.
+
+    Only the folders that this user's own commands signed count, and of them those whose command is gone.
+    """
+    running = {f"{pid} {start}" for pid, start in process_table()}
+    removed = []
+    for owner in parent.glob(f"{prefix}*/{OWNER}"):
+        with contextlib.suppress(OSError):  # another command cleans up as well
+            mine = owner.stat().st_uid == os.getuid() if hasattr(os, "getuid") else False
+            signed = owner.read_text("utf-8").strip()
+            if mine and signed and signed not in running:
+                end_all(None, str(owner.parent))
+                shutil.rmtree(owner.parent, ignore_errors=True)
+                removed.append(owner.parent)
+    return removed
 
 
 def process_table() -> dict[Process, int]:

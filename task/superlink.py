@@ -20,11 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from task import processes
+from task import processes, ray_engine
 from task.progress import last_error
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
+PARTS = ("server_app", "client_app", "task", "conf")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
 CONNECTION = "protofed"
+PREFIX = "protofed-"  # of home folders
 START_TIMEOUT = 60.0  # seconds until a new SuperLink must answer
 STOP_TIMEOUT = 20.0  # seconds that processes get to end by themselves
 # Ray puts sockets of about 65 more characters below its folder, and a socket's path ends at 103 on macOS.
@@ -38,20 +41,47 @@ class SuperLinkError(RuntimeError):
 class LocalSuperLink:
     """A SuperLink in simulation mode on a free port; a context manager that leaves no process and no file.
 
-    The project is copied once, so that editing a file during a sweep does not change its later jobs.
+    Parameters
+    ----------
+    project : Path, optional
+        A frozen copy of the project, made by ``stage``; by default a copy is made here, so that editing a file
+        during a run does not change it.
+    ray_cores : int, optional
+        Start a Ray with this many CPU cores for all runs, which then need not start their own.
+    ray_address : str, optional
+        Run on the Ray cluster at this address.
+    parent : Path, optional
+        Where to make the home folder, which all machines of a cluster must see.
     """
 
-    def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="protofed-", dir=_short_temporary_folder()))
+    def __init__(
+        self,
+        project: Path | None = None,
+        ray_cores: int | None = None,
+        ray_address: str | None = None,
+        parent: Path | None = None,
+    ) -> None:
+        temporary = _short_temporary_folder()
+        processes.remove_leftovers(Path(temporary or tempfile.gettempdir()), PREFIX)
+        self.home = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent or temporary))
+        processes.sign(self.home)
         self.log = self.home / "superlink.log"
         self.environment = private_environment(self.home)
+        self.ray_cores, self._ray_address = ray_cores, ray_address
+        self._project = project or self.home / "project"
+        self._ray: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._run: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._stage_project()
+            if not self._project.exists():
+                stage(self._project)
+            if self.ray_cores is not None:
+                self._ray_address = self._start_ray(self.ray_cores)
+            if self._ray_address is not None:
+                self.environment["RAY_ADDRESS"] = self._ray_address
             for _ in range(3):  # another program may take the free port before the SuperLink does
                 if self._start(free_port()):
                     return self
@@ -67,14 +97,26 @@ class LocalSuperLink:
     ) -> None:
         self.close()
 
-    def submit(self, run_config: Mapping[str, str], federation_config: str, log: Path) -> subprocess.Popen[bytes]:
+    @property
+    def has_ray(self) -> bool:
+        """Whether runs join a Ray that is there already."""
+        return self._ray_address is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the processes below which runs are done are still there."""
+        return all(each is None or each.poll() is None for each in (self._process, self._ray))
+
+    def submit(
+        self, run_config: Mapping[str, str], federation_config: str, log: Path
+    ) -> subprocess.Popen[bytes]:
         """Start and return the process ``flwr run --stream``, whose output goes to the file ``log``."""
         # A file, because the inline form of --run-config cannot carry both kinds of quotes.
         settings = self.home / "run-config.toml"
         lines = [f"{key} = {toml_string(value)}\n" for key, value in run_config.items()]
         settings.write_text("".join(lines), encoding="utf-8")
         arguments = ["--stream", "--run-config", str(settings), "--federation-config", federation_config]
-        command = [self._program("flwr"), "run", str(self.home / "project"), CONNECTION, *arguments]
+        command = [self._program("flwr"), "run", str(self._project), CONNECTION, *arguments]
         with log.open("ab") as stream:
             self._run = self._popen(command, stream.fileno())
         return self._run
@@ -101,6 +143,10 @@ class LocalSuperLink:
             processes.end_all(self._process.pid, str(self.home))
             _end(self._process)
             self._process = None
+        if self._ray is not None:  # its processes carry the home folder, so those that were left have ended, too
+            processes.end_all(self._ray.pid, str(self.home))
+            _end(self._ray)
+            self._ray = None
         if self._guard is not None:
             _end(self._guard)
         shutil.rmtree(self.home, ignore_errors=True)
@@ -122,14 +168,16 @@ class LocalSuperLink:
         _end(self._process)
         return False
 
-    def _popen(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, command: list[str], output: int, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C reaches only the launcher, which then stops things in order. And a folder of its
         # own: Ray puts the working folder first on its workers' path, where a checkout would hide the bundle.
         return subprocess.Popen(
             command,
             cwd=self.home,
             env=self.environment,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=os.name == "posix",
@@ -141,16 +189,37 @@ class LocalSuperLink:
             raise SuperLinkError(f"{name} is not installed beside {sys.executable}")
         return path
 
-    def _stage_project(self) -> None:
-        if not (PROJECT_DIR / "pyproject.toml").is_file():
-            raise SuperLinkError(f"no pyproject.toml in {PROJECT_DIR}: install ProtoFed with `pip install -e FOLDER`")
-        target = self.home / "project"
-        skip = shutil.ignore_patterns("__pycache__", "*.pyc")
-        for name in ("server_app", "client_app", "task", "conf"):
-            shutil.copytree(PROJECT_DIR / name, target / name, ignore=skip)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (PROJECT_DIR / name).is_file():
-                shutil.copy(PROJECT_DIR / name, target / name)
+    def _start_ray(self, cores: int) -> str:
+        file, log = self.home / "ray-address", self.home / "ray.log"
+        with log.open("ab") as stream:
+            # -P: the neighbours of the program's file must not hide other modules.
+            program = Path(ray_engine.__file__)
+            command = [sys.executable, "-P", str(program), str(cores), str(file)]
+            self._ray = self._popen(command, stream.fileno(), subprocess.PIPE)
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline and self._ray.poll() is None:
+            if file.exists():
+                return file.read_text("ascii").strip()
+            time.sleep(0.1)
+        raise SuperLinkError(f"Ray did not start: {last_error(log)}")
+
+
+def stage(target: Path) -> None:
+    """Copy what a run consists of into the new folder ``target``.
+
+    Raises
+    ------
+    SuperLinkError
+        There is no project beside the installed code.
+    """
+    if not (PROJECT_DIR / "pyproject.toml").is_file():
+        raise SuperLinkError(f"no pyproject.toml in {PROJECT_DIR}: install ProtoFed with `pip install -e FOLDER`")
+    skip = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in PARTS:
+        shutil.copytree(PROJECT_DIR / name, target / name, ignore=skip)
+    for name in FILES:
+        if (PROJECT_DIR / name).is_file():
+            shutil.copy(PROJECT_DIR / name, target / name)
 
 
 def private_environment(home: Path) -> dict[str, str]:
@@ -165,6 +234,8 @@ def private_environment(home: Path) -> dict[str, str]:
     environment["FLWR_TELEMETRY_ENABLED"] = "0"
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_TMPDIR"] = str(home)
+    # Ray's processes rename themselves, which would wipe out the environment that tells whose they are.
+    environment["SPT_NOENV"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PYTHONIOENCODING"] = "utf-8"
     # A proxy for the outside world must not get the traffic between our own processes.

@@ -2,7 +2,8 @@
 
 from functools import cache
 
-from task.config import CONF_DIR, _compose, _find_target
+from task.composition import CONF_DIR, _compose
+from task.config import _find_target
 
 ALGORITHMS = sorted(path.stem for path in (CONF_DIR / "algorithm").glob("*.yaml"))
 

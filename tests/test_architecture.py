@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("task", "server_app", "client_app")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FLOWER_FILE = "task/payload.py"
-HYDRA_FILES = {"task/config.py", "task/launch.py"}
+HYDRA_FILES = {"task/composition.py", "task/command_line.py", "task/launchers.py"}
 # HtFLlib's data folders are pickles; this file reads them with an unpickler that knows three harmless names.
 PICKLE_FILES = {"task/data/pfllib.py"}
 # What leaves may share: all methods, and those with one global model.
 BASES = {"__init__", "base", "global_model"}
 # The two console scripts talk to a terminal.
-PRINTING_FILES = {"task/launch.py", "task/report.py", "task/progress.py"}
+PRINTING_FILES = {"task/launch.py", "task/running.py", "task/report.py", "task/progress.py"}
 
 
 def name_of(path: Path) -> str:

@@ -13,10 +13,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from task.command_line import expand
 from task.config import CONF_DIR, build, load, to_yaml
 from task.data.partition import client_splits
 from task.data.prepare import prepare
-from task.launch import expand
+from task.jobs import plan
 from tests.fake_grid import run_federation
 
 OURS = "study"
@@ -203,7 +204,7 @@ def test_the_study_runs_every_method_in_one_setting() -> None:
     assert (config.data.name, config.model.name, config.partition["alpha"]) == ("fashion_small", "htcnn4", 0.1)
     assert (config.federation.num_clients, config.federation.rounds) == (20, 50)
     assert (config.train.lr, config.train.lr_schedule) == (0.02, "linear")
-    assert load([*jobs[0], "debug=smoke"]).federation.num_clients == 4
+    assert plan([*jobs[0], "debug=smoke"], Path("/"), 4).num_clients == 4
     [other] = expand(["sweep=study", "data=npz", "data.source.path=/x.npz", "algorithm=local", "seed=3"])
     assert load(other).data.name == "npz"
 
@@ -268,7 +269,7 @@ def test_one_experiment_runs_with_its_own_models(tmp_path: Path, cache: Path) ->
 def test_few_clients_still_hold_all_classes_of_a_pathological_setting(cache: Path) -> None:
     config = load("experiment=cifar100_pathological debug=smoke")
     dataset = prepare(build(config.data.source), cache)
-    splits = client_splits(build(config.partition), dataset, config.federation.num_clients or 0, 0)
+    splits = client_splits(build(config.partition), dataset, 4, 0)
     held = [{int(dataset.labels[i]) for i in (*split.train, *split.test)} for split in splits]
     assert [len(classes) for classes in held] == [25, 25, 25, 25]
     assert set.union(*held) == set(range(100))

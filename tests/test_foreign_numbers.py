@@ -96,7 +96,7 @@ VALUES = st.one_of(
     NUMBERS, st.booleans(), st.text(max_size=9), st.binary(max_size=9), st.lists(st.integers(-9, 2**62), max_size=9)
 )
 KEYS = st.sampled_from(
-    "round partition num-examples train-size class-ids class-names model counts vectors x\ny".split(" ")
+    ("round", "partition", "num-examples", "train-size", "class-ids", "class-names", "counts", "vectors", "x\ny")
 )
 SHAPES = st.lists(st.one_of(st.integers(-3, 9), st.sampled_from([True, 10**30, 2**62, 2**63])), max_size=4)
 DESCRS = st.sampled_from(["<f4", "<i8", ">f4", "<f8", "|O", "<U3", "|b1", "<c8", "<M8[s]", "|V4", "junk"])

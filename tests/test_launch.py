@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from flwr.common.config import parse_config_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from task import launch, processes
+from task import command_line, launch, processes, running
 from task.config import load
 from task.jobs import Job, create_folder, plan, quoted
 from task.progress import Progress, duration, last_error
 from task.superlink import LocalSuperLink, last_run_id, private_environment, toml_string
+from tests.fake_link import FakeLink, program
 
 AWKWARD = ["plain", "with space", "it's", 'say "so"', "back\\slash", "tail\\", "a\\'b", "é ☃ 😀", "a=b,c", "[x]{y}"]
 
@@ -35,47 +37,18 @@ def job(*words: str, here: Path = Path("/somewhere"), cores: int = 2) -> Job:
     return plan(words, here, cores)
 
 
-class FakeLink:
-    """Runs a Python program in the place of ``flwr run``."""
-
-    def __init__(self, program: str) -> None:
-        self.program = program
-        self.stopped = 0
-
-    def submit(self, run_config: dict[str, str], federation_config: str, log: Path) -> subprocess.Popen[bytes]:
-        self.run_config, self.federation_config = run_config, federation_config
-        with log.open("ab") as stream:
-            command = [sys.executable, "-c", self.program, run_config["output-dir"]]
-            return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
-
-    def stop_run(self, log: Path) -> bool:
-        self.stopped += 1
-        return True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def program(status: str | None = "completed", before: str = "") -> str:
-    summary = {"status": status, "rounds": 1, "rounds_done": 1, "reason": "why" if status == "failed" else None}
-    text = f"import pathlib, sys, os, time\nfolder = pathlib.Path(sys.argv[1])\n{before}\n"
-    row = json.dumps({"round": 1, "accuracy": 0.5, "failures": [], "seconds": {"round": 2.0}})
-    text += f"(folder / 'rounds.jsonl').write_text({row + chr(10)!r})\n"
-    return text + (f"(folder / 'summary.json').write_text({json.dumps(summary)!r})\n" if status else "")
-
-
 # The command line
 
 
 def test_words_reach_the_job_as_typed() -> None:
-    assert launch.expand(["algorithm=fedproto", "seed=3", "debug=smoke"]) == [
+    assert command_line.expand(["algorithm=fedproto", "seed=3", "debug=smoke"]) == [
         ["algorithm=fedproto", "seed=3", "debug=smoke"]
     ]
 
 
 def test_a_sweep_has_a_job_for_every_combination_and_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    jobs = launch.expand(["-m", "algorithm=fedtgp,fedproto", "seed=0,1,2"])
+    jobs = command_line.expand(["-m", "algorithm=fedtgp,fedproto", "seed=0,1,2"])
     assert len(jobs) == 6
     assert jobs[0] == ["algorithm=fedtgp", "seed=0"]
     assert jobs[5] == ["algorithm=fedproto", "seed=2"]
@@ -83,15 +56,15 @@ def test_a_sweep_has_a_job_for_every_combination_and_leaves_no_file(tmp_path: Pa
 
 
 def test_a_sweep_file_makes_jobs_and_the_command_line_wins() -> None:
-    jobs = launch.expand(["+sweep=tau", "seed=4", "debug=smoke"])
+    jobs = command_line.expand(["+sweep=tau", "seed=4", "debug=smoke"])
     assert [words[0] for words in jobs] == [f"experiment=cifar100_tau_{tau}" for tau in (1, 10, 100, 1000)]
     assert {tuple(words[1:]) for words in jobs} == {("algorithm=fedtgp_paper", "seed=4", "debug=smoke")}
-    assert launch.expand(["-m", "sweep=tau", "seed=4", "+debug=smoke"]) == jobs
+    assert command_line.expand(["-m", "sweep=tau", "seed=4", "+debug=smoke"]) == jobs
     assert job(*jobs[0]).config.data.name == "cifar100 (stand-in)"
 
 
 def test_hydra_s_own_sweeps_go_on_working() -> None:
-    jobs = launch.expand(["-m", "model=glob(htfe8*)", "seed=range(2)", "name='a,b'"])
+    jobs = command_line.expand(["-m", "model=glob(htfe8*)", "seed=range(2)", "name='a,b'"])
     assert jobs == [[f"model={m}", f"seed={s}", "name='a,b'"] for m in ("htfe8", "htfe8_htc4") for s in (0, 1)]
 
 
@@ -104,6 +77,7 @@ def test_a_job_of_an_experiment_is_called_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--hydra-help"]])
 def test_what_only_shows_something_starts_nothing(arguments: list[str], monkeypatch, capsys) -> None:
     monkeypatch.setattr(launch, "run_all", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(launch.Sweep, "begun", lambda *_: pytest.fail("started"))
     monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
     with pytest.raises(SystemExit) as exit_:
         launch.main()
@@ -127,12 +101,26 @@ def test_what_only_shows_something_starts_nothing(arguments: list[str], monkeypa
         (["-m", "federation.ronds=1,2"], "ronds"),
         (["rounds"], "rounds"),
         (["sweep=table"], "table1"),
+        (["algorithm=fedtpg"], "fedtgp"),
+        (["algoritm=fedtgp"], "algorithm"),
+        (["-m", "algorithm=local,fedporto"], "fedproto"),
+        (["--hlep"], "--help"),
+        (["--cfg", "jobs"], "job, hydra, all"),
+        (["launch.folders=x"], "launch.folder"),
+        (["launch.cores=0"], "launch.cores"),
+        (["hydra/launcher=joblib"], "sweep"),
+        (["-m", "seed=0,1", "hydra/launcher=jobli"], "joblib"),
+        (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.njobs=2"], "hydra.launcher.n_jobs"),
+        (["-m", "seed=0,1", "hydra.sweep.dir=x"], "launch.folder"),
+        (["-m", "seed=0,1", "resume=x"], "same command"),
+        (["--status=/nowhere"], "sweep.json"),
         (["sweep=tau", "seed=-1"], "seed"),
         (["sweep=tau", "federation.ronds=1"], "ronds"),
     ],
 )
 def test_a_bad_command_is_refused_in_one_line(arguments: list[str], named: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr(launch, "run_all", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(launch.Sweep, "begun", lambda *_: pytest.fail("started"))
     monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
     with pytest.raises(SystemExit) as exit_:
         launch.main()
@@ -161,18 +149,18 @@ def test_a_value_comes_back_from_toml(text: str) -> None:
 def test_overrides_reach_the_app_through_flowers_file(folder: str, tmp_path: Path) -> None:
     asked = job(f"data.cache_dir={quoted('./' + folder)}", here=tmp_path)
     file = tmp_path / "run-config.toml"
-    file.write_text(f"overrides = {toml_string(launch.shlex.join(asked.overrides))}\n", encoding="utf-8")
+    file.write_text(f"overrides = {toml_string(shlex.join(asked.overrides))}\n", encoding="utf-8")
     received = parse_config_args([str(file)])["overrides"]
     assert load(received).data.cache_dir == str(tmp_path / folder)
 
 
 def test_relative_paths_are_seen_from_where_the_command_was_typed(tmp_path: Path) -> None:
-    assert launch.absolute_word("data.source.path='./my data.npz'", tmp_path) == (
+    assert command_line.absolute_word("data.source.path='./my data.npz'", tmp_path) == (
         f"data.source.path='{tmp_path}/my data.npz'"
     )
-    [[word]] = launch.expand(["data.cache_dir=~/x y"])
+    [[word]] = command_line.expand(["data.cache_dir=~/x y"])
     assert job(word).config.data.cache_dir == f"{Path.home()}/x y"
-    assert launch.absolute_word("data.source.resize=32", tmp_path) == "data.source.resize=32"
+    assert command_line.absolute_word("data.source.resize=32", tmp_path) == "data.source.resize=32"
     config = job("federation.state_dir=state", "data.cache_dir=/absolute", here=tmp_path).config
     assert config.federation.state_dir == str(tmp_path / "state")
     assert config.data.cache_dir == "/absolute"
@@ -237,7 +225,7 @@ def test_the_private_environment_keeps_others_out(tmp_path: Path, monkeypatch) -
 def test_the_summary_decides_not_flowers_exit_status(
     text: str, status: str, reason: str | None, tmp_path: Path, capsys
 ) -> None:
-    outcome = launch.run_one(job("federation.rounds=1"), FakeLink(text), tmp_path)  # type: ignore[arg-type]
+    outcome = running.run_one(job("federation.rounds=1"), FakeLink(text), tmp_path)  # type: ignore[arg-type]
     assert outcome.status == status
     assert outcome.reason == reason or reason is None
     if status == "failed" and (outcome.folder / "summary.json").is_file():
@@ -245,7 +233,7 @@ def test_the_summary_decides_not_flowers_exit_status(
 
 
 def test_progress_tells_accuracy_and_time_left(tmp_path: Path, capsys) -> None:
-    launch.run_one(job("federation.rounds=4"), FakeLink(program()), tmp_path)  # type: ignore[arg-type]
+    running.run_one(job("federation.rounds=4"), FakeLink(program()), tmp_path)  # type: ignore[arg-type]
     assert "round 1/4  accuracy  50.00 %    2.0 s, about 6 s left" in capsys.readouterr().out
 
 
@@ -254,7 +242,7 @@ def test_the_summary_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
     earlier = '{"status": "completed", "best_accuracy": 0.9}'
     (tmp_path / "summary.json").write_text(earlier, encoding="utf-8")
     link = FakeLink(program(None, "raise ValueError('another seed')"))
-    outcome = launch.run_one(job(f"resume={tmp_path}"), link, tmp_path)  # type: ignore[arg-type]
+    outcome = running.run_one(job(f"resume={tmp_path}"), link, tmp_path)  # type: ignore[arg-type]
     assert (outcome.status, outcome.reason) == ("failed", "ValueError: another seed")
     assert (tmp_path / "summary.json").read_text("utf-8") == earlier
 
@@ -264,8 +252,8 @@ def test_ctrl_c_stops_the_run_and_says_so_in_the_summary(tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     link = FakeLink(program("failed"))
-    monkeypatch.setattr(launch, "_watch", interrupt)
-    outcome = launch.run_one(job("federation.rounds=1"), link, tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr(running, "_watch", interrupt)
+    outcome = running.run_one(job("federation.rounds=1"), link, tmp_path)  # type: ignore[arg-type]
     assert (outcome.status, link.stopped, link.closed) == ("interrupted", 1, True)
     summary = json.loads((outcome.folder / "summary.json").read_text("utf-8"))
     assert (summary["status"], summary["reason"], summary["algorithm"]) == ("failed", "interrupted", "fedtgp")
@@ -273,24 +261,9 @@ def test_ctrl_c_stops_the_run_and_says_so_in_the_summary(tmp_path: Path, monkeyp
 
 def test_a_folder_that_cannot_be_made_fails_before_flower(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file", encoding="utf-8")
-    outcome = launch.run_one(job(), FakeLink("raise SystemExit"), tmp_path)  # type: ignore[arg-type]
+    outcome = running.run_one(job(), FakeLink("raise SystemExit"), tmp_path)  # type: ignore[arg-type]
     assert outcome.status == "failed"
     assert outcome.reason.startswith("no results folder: ")
-
-
-def test_every_job_of_a_sweep_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
-    class Link(FakeLink):
-        def __enter__(self) -> "Link":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-    monkeypatch.setattr(launch, "LocalSuperLink", lambda: Link(program(None, "raise OSError('full')")))
-    assert launch.run_all([job("seed=0"), job("seed=1")], tmp_path) == 1
-    table = capsys.readouterr().out.split("\n\n")[-1]
-    assert "1  failed  seed=0" in table
-    assert "2  failed  seed=1" in table
 
 
 @pytest.mark.parametrize(
@@ -304,7 +277,7 @@ def test_every_job_of_a_sweep_is_reported(tmp_path: Path, monkeypatch, capsys) -
     ],
 )
 def test_the_worst_job_gives_the_exit_status(statuses: list[str], code: int) -> None:
-    assert launch.exit_status(statuses) == code
+    assert running.exit_status(statuses) == code
 
 
 # Logs and progress
@@ -434,3 +407,28 @@ def test_a_superlink_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(RuntimeError, match="did not start"), link:
         pass
     assert not link.home.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_what_a_killed_command_left_is_ended_and_nothing_of_others(tmp_path: Path) -> None:
+    homes = {name: tmp_path / f"protofed-{name}" for name in ("dead", "alive", "unsigned")}
+    left = {}
+    for name, home in homes.items():
+        home.mkdir()
+        environment = {**os.environ, "FLWR_HOME": str(home)}
+        left[name] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=environment)
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    (homes["dead"] / processes.OWNER).write_text(f"{ended.pid} 1\n", encoding="utf-8")
+    processes.sign(homes["alive"])
+    try:
+        assert processes.remove_leftovers(tmp_path, "protofed-") == [homes["dead"]]
+        assert left["dead"].wait(5) != 0
+        assert not homes["dead"].exists()
+        for name in ("alive", "unsigned"):
+            assert left[name].poll() is None
+            assert homes[name].exists()
+    finally:
+        for process in left.values():
+            process.kill()
+            process.wait()

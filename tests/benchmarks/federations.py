@@ -90,7 +90,8 @@ def main(grid: Grid, context: Context) -> None:
 class EmptySuperLink(LocalSuperLink):
     """A private SuperLink that runs the empty app instead of ours."""
 
-    def _stage_project(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         target = self.home / "project"
         target.mkdir()
         (target / "pyproject.toml").write_text(EMPTY_PROJECT, encoding="utf-8")

@@ -10,7 +10,7 @@ from task.superlink import CONNECTION, LocalSuperLink
 from tests.e2e.commands import REPOSITORY
 
 pytestmark = pytest.mark.e2e
-SMOKE = "debug=smoke federation.num_clients=null"  # as many as there are
+SMOKE = "debug=smoke"
 
 
 @pytest.fixture(scope="module")
