@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from task.data.noise import Noise
-from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
+from task.data.sources import Array, RawImages, Source, absolute_path, check_resize, reason
 
 ROOT_KEY = "data.source.root"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -173,18 +173,19 @@ def _decode_one(path: Path, resize: int | None, target: str) -> Array:
     """Return ``(H, W)`` or ``(H, W, 3)`` uint8; an empty ``target`` keeps the file's own mode."""
     from PIL import Image
 
+    problem = ""
     try:
         with Image.open(path) as image:
             wanted = target or AUTO_MODES.get(image.mode, "")
+            if wanted and not image.mode.startswith(("I", "F")):
+                pixels = image.convert(wanted)
+                if resize is not None:
+                    pixels = pixels.resize((resize, resize), Image.Resampling.BILINEAR)
+                return np.asarray(pixels)
+            problem = "only 8 bits a channel are supported"
             if not wanted:
-                raise ValueError(
-                    f"{path}: has mode {image.mode}, expected L or RGB; set data.source.mode to rgb or grey"
-                )
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"{path}: has mode {image.mode}, only 8 bits a channel are supported")
-            pixels = image.convert(wanted)
-            if resize is not None:
-                pixels = pixels.resize((resize, resize), Image.Resampling.BILINEAR)
-            return np.asarray(pixels)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: cannot be read as an image ({error})") from error
+                problem = "expected L or RGB; set data.source.mode to rgb or grey"
+            problem = f"has mode {image.mode}, {problem}"
+    except Exception as error:  # a damaged file makes the decoders raise whatever they trip over
+        raise ValueError(f"{path}: cannot be read as an image ({reason(error)})") from error
+    raise ValueError(f"{path}: {problem}")
