@@ -119,12 +119,28 @@ def _subfolders(folder: Path) -> list[Path]:
     """Return the visible sub-folders in order of their names; none where there is no such folder."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return _with_plain_names(found)
 
 
 def _images_below(folder: Path) -> list[Path]:
     """Return the image files below a folder in a fixed order."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return _with_plain_names(sorted(path for path in found if not path.is_dir()))
+
+
+def _with_plain_names(paths: list[Path]) -> list[Path]:
+    """Return the paths, all of whose names can be printed in one line and written as text.
+
+    Raises
+    ------
+    ValueError
+        With the first that cannot: names with control characters, or in another encoding than UTF-8.
+    """
+    odd = next((path for path in paths if not str(path).isprintable()), None)
+    if odd is not None:
+        raise ValueError(f"{ROOT_KEY}: the name {str(odd)!a} is not printable text; rename it")
+    return paths
 
 
 def decode(paths: Sequence[Path], resize: int | None, mode: str, root: Path) -> Array:

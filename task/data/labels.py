@@ -60,10 +60,10 @@ def encode_labels(
 
 
 def _require_text(names: Sequence[str]) -> None:
-    """Refuse names that cannot be written as text, such as those of folders in another encoding."""
-    for name in names:
-        if not name.isascii() and name.encode("utf-8", "replace").decode("utf-8") != name:
-            raise ValueError(f"class name {name!a} is not valid UTF-8 text; rename it")
+    """Refuse names that cannot be printed in one line and written as text."""
+    odd = next((name for name in names if not name.isprintable()), None)
+    if odd is not None:
+        raise ValueError(f"class name {odd!a} is not printable text; rename it")
 
 
 def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:

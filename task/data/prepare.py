@@ -174,6 +174,8 @@ def _load(folder: Path) -> ImageDataset:
         names, mapping = tuple(meta["class_names"]), dict(meta["label_mapping"])
         if not len(images) == len(labels) == len(is_test):
             raise ValueError("arrays of different lengths")
+        if images.ndim != 4 or not -1 <= labels.min() <= labels.max() < len(names):
+            raise ValueError("images or labels that no source makes")
     except Exception as error:  # NumPy's reader raises whatever it trips over in a damaged file
         raise ValueError(f"{folder}: prepared data is damaged, delete this folder ({reason(error)})") from error
     return ImageDataset(images, labels, is_test, names, mapping, given, folder)
