@@ -17,11 +17,11 @@ from tests.benchmarks.timing import finish, judge, options, table
 
 Samples = dict[str, list[tuple[int, float]]]
 """What was measured to its list of (round, MB)."""
-SLOPE = 0.1
-"""MB a round that any process may grow by."""
-# The results are one line a round, and Flower's log some lines for each message: 20 clients, two messages each.
-ON_DISK = {"client state": 0.001, "checkpoint": 0.001, "SuperLink's folder": 0.01, "rounds.jsonl": 0.02, "flower.log": 0.02}
-"""MB a round that a folder or file may grow by."""
+SLOPE = 100.0
+"""kB a round that any process may grow by."""
+# The results get a line a round, and Flower's log some lines for each message: 20 clients, two messages each.
+ON_DISK = {"client state": 1.0, "checkpoint": 1.0, "SuperLink's folder": 10.0, "rounds.jsonl": 20.0, "flower.log": 20.0}
+"""kB a round that a folder or file may grow by."""
 
 
 def role(command: str) -> str | None:
@@ -87,11 +87,11 @@ def main() -> None:
         late = np.array([point for point in points if point[0] >= settled], dtype=float)
         if len(late) < 10 or len(np.unique(late[:, 0])) < 3:
             continue
-        slope = float(np.polyfit(late[:, 0], late[:, 1], 1)[0])
-        rows.append((name, f"{points[0][1]:.2f}", f"{late[0, 1]:.2f}", f"{late[-1, 1]:.2f}", f"{slope:+.5f}"))
-        verdicts.append((f"{name}, MB a round after round {settled}", slope, ON_DISK.get(name, SLOPE)))
+        slope = 1024 * float(np.polyfit(late[:, 0], late[:, 1], 1)[0])
+        rows.append((name, f"{points[0][1]:.2f}", f"{late[0, 1]:.2f}", f"{late[-1, 1]:.2f}", f"{slope:+.2f}"))
+        verdicts.append((f"{name}, kB a round after round {settled}", slope, ON_DISK.get(name, SLOPE)))
     print(f"What a run of {rounds} rounds with {clients} tiny clients holds")
-    table(("of what", "MB at first", f"MB at round {settled}", "MB at the end", "MB a round"), rows)
+    table(("of what", "MB at first", f"MB at round {settled}", "MB at the end", "kB a round"), rows)
     for wanted in ("worker", "server", "SuperLink ", *ON_DISK):
         if not any(row[0].startswith(wanted) for row in rows):
             raise RuntimeError(f"{wanted} was not seen")

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import Message
 
 from server_app import checkpoint
-from tests.cases.small import ALGORITHMS, rows, run, summary, timeless, words
+from tests.algorithms import ALGORITHMS
+from tests.cases.small import federate, rows, run, summary, timeless, words
 from tests.e2e.commands import REPOSITORY
-from tests.fake_grid import run_federation
 
 FIVE = "federation.rounds=5 federation.checkpoint_every=2 federation.participation=0.5"
 
@@ -20,7 +20,7 @@ FIVE = "federation.rounds=5 federation.checkpoint_every=2 federation.participati
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_c40_a_run_that_crashed_ends_with_the_numbers_of_one_that_did_not(algorithm: str, tmp_path: Path) -> None:
     base = f"{words(algorithm, tmp_path)} {FIVE}"
-    run_federation(base, str(tmp_path / "whole"), 6)
+    federate(base, tmp_path / "whole", 6)
     crashed = []
 
     def die(reply: Message, partition: int, number: int) -> Message:
@@ -30,10 +30,10 @@ def test_c40_a_run_that_crashed_ends_with_the_numbers_of_one_that_did_not(algori
         return reply
 
     with pytest.raises(KeyboardInterrupt):
-        run_federation(base, str(tmp_path / "cut"), 6, spoil=die)
+        federate(base, tmp_path / "cut", 6, spoil=die)
     assert crashed
     assert [row["round"] for row in rows(tmp_path / "cut")] == [1, 2, 3]
-    run_federation(f"{base} resume={tmp_path / 'cut'}", "", 6, shuffle=3)
+    federate(f"{base} resume={tmp_path / 'cut'}", None, 6, shuffle=3)
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
     assert summary(tmp_path / "cut")["status"] == "completed"
     assert summary(tmp_path / "cut")["best_accuracy"] == summary(tmp_path / "whole")["best_accuracy"]
@@ -66,7 +66,7 @@ run_federation(sys.argv[1], sys.argv[2], 6)
 @pytest.mark.parametrize("written", ["half", "whole"])
 def test_c40_kill_9_during_the_write_of_a_checkpoint_leaves_the_last_good_one(written: str, tmp_path: Path) -> None:
     base = f"{words('fedtgp', tmp_path)} {FIVE}"
-    run_federation(base, str(tmp_path / "whole"), 6)
+    federate(base, tmp_path / "whole", 6)
     cut = tmp_path / "cut"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
@@ -74,7 +74,7 @@ def test_c40_kill_9_during_the_write_of_a_checkpoint_leaves_the_last_good_one(wr
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode("utf-8", "replace")
     assert checkpoint.load_checkpoint(cut / "checkpoint")[1].round == 2
-    run_federation(f"{base} resume={cut}", "", 6)
+    federate(f"{base} resume={cut}", None, 6)
     assert timeless(cut) == timeless(tmp_path / "whole")
 
 
@@ -91,7 +91,7 @@ def test_c40_a_changed_configuration_is_refused_and_listed(change: str, named: s
     run("fedtgp", tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=named):
-        run_federation(f"{words('fedtgp', tmp_path)} {change} resume={tmp_path / 'run'}", "")
+        federate(f"{words('fedtgp', tmp_path)} {change} resume={tmp_path / 'run'}", None)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
@@ -100,5 +100,5 @@ def test_c40_a_damaged_checkpoint_is_named_in_one_line(damage: bytes, tmp_path: 
     run("fedtgp", tmp_path / "run")
     (tmp_path / "run" / "checkpoint" / "state.safetensors").write_bytes(damage)
     with pytest.raises(ValueError, match=r"state\.safetensors is damaged") as caught:
-        run_federation(f"{words('fedtgp', tmp_path)} federation.rounds=3 resume={tmp_path / 'run'}", "")
+        federate(f"{words('fedtgp', tmp_path)} federation.rounds=3 resume={tmp_path / 'run'}", None)
     assert "\n" not in str(caught.value)

@@ -24,9 +24,8 @@ from task.config import _find_target
 from task.models.split import SplitModel
 from task.processes import descendants
 from task.superlink import LocalSuperLink
-from tests.cases.small import ALGORITHMS, ONE_OF_EACH_KIND, rows, run, settings, summary, timeless
+from tests.cases.small import KINDS, federate, rows, run, settings, summary, timeless
 from tests.e2e.commands import protofed, results, started
-from tests.fake_grid import run_federation
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that is to be missing")
 
@@ -44,7 +43,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 @pytest.mark.parametrize("state", ["disk", "context"])
-@pytest.mark.parametrize("algorithm", [name for name in ONE_OF_EACH_KIND if keeps_state(name)])
+@pytest.mark.parametrize("algorithm", [name for name in KINDS if keeps_state(name)])
 def test_c19_client_memory_between_rounds(
     algorithm: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +90,14 @@ SIMULATED = (
 def test_c19_clients_on_ray_remember_what_clients_in_one_process_remember(tmp_path: Path) -> None:
     code, text = protofed(tmp_path, *SIMULATED.split(), seconds=800)
     assert code == 0, text
-    run_federation(SIMULATED, str(tmp_path / "one"), 10)
+    federate(SIMULATED, tmp_path / "one", 10)
     [folder] = results(tmp_path)
     assert timeless(folder) == timeless(tmp_path / "one")
     late = [row["sampled"] for row in rows(folder)]
     assert any(set(late[0]) & set(sampled) for sampled in late[10:])  # some came back after many rounds
 
 
-@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_c20_a_client_that_raises_in_every_round_is_counted_with_its_reason(algorithm: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and reply.metadata.message_type == "train":
@@ -186,7 +185,7 @@ def test_c21_the_device_of_every_client_is_on_record(tmp_path: Path) -> None:
     assert [line.split(",")[column] for line in lines[1:]] == ["cpu"] * 4
 
 
-@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_c21_out_of_memory_names_the_client_and_the_settings_to_lower(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +253,7 @@ def test_c23_flwr_run_with_flowers_two_default_nodes_ends_with_the_flag_to_use(
     assert '--federation-config "num-supernodes=20"' in summary(folder)["reason"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", KINDS)  # all of them: test_resume.py, whose replies come in another order, too
 def test_c24_same_seed_same_lines_whatever_the_nodes_and_the_order_of_replies(algorithm: str, tmp_path: Path) -> None:
     more = "federation.participation=0.5"
     for name, order in (("one", 0), ("two", 5)):
