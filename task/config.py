@@ -177,7 +177,7 @@ def _conforms(value: object, hint: Any) -> bool:
     if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(_conforms(item, arguments[1]) for item in value.values())
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
@@ -188,5 +188,5 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in get_args(hint))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
     return names.get(hint, str(hint))

@@ -145,7 +145,7 @@ class TrainConfig:
         require(self.eval_batch_size >= 1, "train.eval_batch_size", self.eval_batch_size, "at least 1")
         require(0 < self.lr < float("inf"), "train.lr", self.lr, "a finite number above 0")
         require(0 <= self.momentum < 1, "train.momentum", self.momentum, "from 0 to below 1")
-        require(self.weight_decay >= 0, "train.weight_decay", self.weight_decay, "at least 0")
+        require(0 <= self.weight_decay < float("inf"), "train.weight_decay", self.weight_decay, "finite, at least 0")
         if self.clip is not None:
             require(0 < self.clip < float("inf"), "train.clip", self.clip, "null, or a finite number above 0")
         require(self.threads >= 1, "train.threads", self.threads, "at least 1")
@@ -195,7 +195,7 @@ class FederationConfig:
     def __post_init__(self) -> None:
         def least(name: str, bound: float) -> None:
             value = getattr(self, name)
-            require(value >= bound, f"federation.{name}", value, f"at least {bound}")
+            require(bound <= value < float("inf"), f"federation.{name}", value, f"at least {bound}")
 
         for name in ("rounds", "evaluate_every", "cpus_per_client", "min_replies", "checkpoint_every"):
             least(name, 1)

@@ -135,6 +135,9 @@ class RoundStrategy(Strategy):
             LOG.log(WARNING, "round %d: the new global state is not finite; the old one is kept", number)
             metrics = {"state_kept": 1.0}
         self._row["metrics"] = metrics | metric_means([upload.metrics for upload in uploads], "train_")
+        self._row["clients_without_train"] = untrained = sum(not upload.metrics for upload in uploads)
+        if uploads and untrained == len(uploads):
+            LOG.log(WARNING, "round %d: no client had an image to train on; the global state stays", number)
         self._lap("server")
         self.run.note_prototypes(number, self.downlink(self.run.state).prototypes)
         return None, None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from task.data.noise import Noise
-from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
+from task.data.sources import Array, RawImages, Source, absolute_path, check_resize, reason
 
 ROOT_KEY = "data.source.root"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -117,12 +117,28 @@ def _subfolders(folder: Path) -> list[Path]:
     """Return the visible sub-folders in order of their names; none where there is no such folder."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return _with_plain_names(found)
 
 
 def _images_below(folder: Path) -> list[Path]:
     """Return the image files below a folder in a fixed order."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return _with_plain_names(sorted(path for path in found if not path.is_dir()))
+
+
+def _with_plain_names(paths: list[Path]) -> list[Path]:
+    """Return the paths, all of whose names can be printed in one line and written as text.
+
+    Raises
+    ------
+    ValueError
+        With the first that cannot: names with control characters, or in another encoding than UTF-8.
+    """
+    odd = next((path for path in paths if not str(path).isprintable()), None)
+    if odd is not None:
+        raise ValueError(f"{ROOT_KEY}: the name {str(odd)!a} is not printable text; rename it")
+    return paths
 
 
 def decode(paths: Sequence[Path], resize: int | None, mode: str, root: Path) -> Array:
@@ -171,18 +187,19 @@ def _decode_one(path: Path, resize: int | None, target: str) -> Array:
     """Return ``(H, W)`` or ``(H, W, 3)`` uint8; an empty ``target`` keeps the file's own mode."""
     from PIL import Image
 
+    problem = ""
     try:
         with Image.open(path) as image:
             wanted = target or AUTO_MODES.get(image.mode, "")
+            if wanted and not image.mode.startswith(("I", "F")):
+                pixels = image.convert(wanted)
+                if resize is not None:
+                    pixels = pixels.resize((resize, resize), Image.Resampling.BILINEAR)
+                return np.asarray(pixels)
+            problem = "only 8 bits a channel are supported"
             if not wanted:
-                raise ValueError(
-                    f"{path}: has mode {image.mode}, expected L or RGB; set data.source.mode to rgb or grey"
-                )
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"{path}: has mode {image.mode}, only 8 bits a channel are supported")
-            pixels = image.convert(wanted)
-            if resize is not None:
-                pixels = pixels.resize((resize, resize), Image.Resampling.BILINEAR)
-            return np.asarray(pixels)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: cannot be read as an image ({error})") from error
+                problem = "expected L or RGB; set data.source.mode to rgb or grey"
+            problem = f"has mode {image.mode}, {problem}"
+    except Exception as error:  # a damaged file makes the decoders raise whatever they trip over
+        raise ValueError(f"{path}: cannot be read as an image ({reason(error)})") from error
+    raise ValueError(f"{path}: {problem}")

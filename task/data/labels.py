@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 NO_LABEL = -1
 """What stands for the class of an image without a label, in sources that name their classes and everywhere behind."""
+LARGEST_LABEL = 2**53
+"""Up to here floats hold every whole number."""
 
 
 def encode_labels(
@@ -46,6 +48,7 @@ def encode_labels(
         indices[known], names, mapping = encode_labels(plain[known], class_names)
         return indices, names, mapping
     originals = [str(label) for label in found]
+    _require_text([*originals, *(class_names or ())])
     if class_names is None:
         return inverse, tuple(originals), {label: index for index, label in enumerate(originals)}
     names = tuple(class_names)
@@ -56,6 +59,13 @@ def encode_labels(
     return positions[inverse], names, mapping
 
 
+def _require_text(names: Sequence[str]) -> None:
+    """Refuse names that cannot be printed in one line and written as text."""
+    odd = next((name for name in names if not name.isprintable()), None)
+    if odd is not None:
+        raise ValueError(f"class name {odd!a} is not printable text; rename it")
+
+
 def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return labels as int64 or as strings."""
     if labels.ndim != 1:
@@ -64,8 +74,10 @@ def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         wrong = np.flatnonzero(~np.isfinite(labels) | (labels != np.floor(labels)))
         if wrong.size:
             raise ValueError(f"label {labels[wrong[0]]} of sample {wrong[0]} is not a whole number")
-        return labels.astype(np.int64)
-    if labels.dtype.kind in "biu":
+    if labels.dtype.kind in "biuf":
+        largest = np.abs(labels).max(initial=0) if labels.dtype.kind == "f" else labels.max(initial=0)
+        if largest > LARGEST_LABEL:  # a cast would silently make another label of it
+            raise ValueError(f"label {largest} is too large: at most {LARGEST_LABEL}")
         return labels.astype(np.int64)
     if labels.dtype.kind == "S":
         return np.char.decode(labels, "utf-8")

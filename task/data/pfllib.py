@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from task.data.sources import Array, Indices, RawImages, Source, absolute_path, read_npz, standard_layout
+from task.data.sources import Array, Indices, RawImages, Source, absolute_path, read_npz, reason, standard_layout
 
 ROOT_KEY = "data.source.root"
 PLAIN_TYPE = re.compile(r"[biuf][1248]")
@@ -121,10 +121,10 @@ def read_client_file(path: Path) -> tuple[Array, Array]:
             else:
                 content = _load_restricted(io.BytesIO(archive.read("data.npy")))
     except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
+        raise ValueError(f"{path}: cannot be read ({reason(error)})") from error
     except Exception as error:
         # A hostile pickle can make the unpickler fail with any exception; none may end in a stack trace.
-        raise ValueError(f"{path}: refused, its pickle is not a plain dictionary of arrays ({error})") from error
+        raise ValueError(f"{path}: refused, its pickle is not a plain dictionary of arrays ({reason(error)})") from error
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         raise ValueError(f"{path}: must hold a dictionary with x and y")
     return _check_pair(_unwrap(content["x"]), _unwrap(content["y"]), path)
@@ -138,11 +138,13 @@ def _check_pair(images: Any, labels: Any, path: Path) -> tuple[Array, Array]:
         raise ValueError(f"{path}: y must be (n,) with as many entries as x, got {labels.shape} and {images.shape}")
     if labels.size == 0:
         return np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
-    if labels.dtype.kind not in "iuf" or not np.array_equal(labels, labels.astype(np.int64)):
+    with np.errstate(invalid="ignore"):  # what is no whole number is refused here
+        whole = labels.astype(np.int64) if labels.dtype.kind in "iuf" else None
+    if whole is None or not np.array_equal(labels, whole):
         raise ValueError(f"{path}: y must be whole numbers, got type {labels.dtype}")
     if images.ndim != 4:
         raise ValueError(f"{path}: x must be images (n, ch, H, W), got shape {images.shape}")
-    return standard_layout(images, f"{path}: x"), labels.astype(np.int64)
+    return standard_layout(images, f"{path}: x"), whole
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ def _read_config(root: Path) -> tuple[int | None, int | None]:
         return None, None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: is not valid JSON ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON ({reason(error)})") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must be a JSON object")
     counts = []

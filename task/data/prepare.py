@@ -15,7 +15,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from task.data.labels import encode_labels
-from task.data.sources import Array, Indices, RawImages, Source, absolute_path
+from task.data.sources import Array, Indices, RawImages, Source, absolute_path, reason
 
 # Part of the cache key: raise it when the files below change their meaning.
 FORMAT = 1
@@ -196,8 +196,10 @@ def _load(folder: Path) -> ImageDataset:
         names, mapping = tuple(meta["class_names"]), dict(meta["label_mapping"])
         if not len(images) == len(labels) == len(is_test):
             raise ValueError("arrays of different lengths")
-    except (OSError, EOFError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder}: prepared data is damaged, delete this folder ({error})") from error
+        if images.ndim != 4 or not -1 <= labels.min() <= labels.max() < len(names):
+            raise ValueError("images or labels that no source makes")
+    except Exception as error:  # NumPy's reader raises whatever it trips over in a damaged file
+        raise ValueError(f"{folder}: prepared data is damaged, delete this folder ({reason(error)})") from error
     return ImageDataset(images, labels, is_test, names, mapping, given, folder)
 
 

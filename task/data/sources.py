@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,6 +127,11 @@ def check_resize(size: int | None, key: str = "data.source.resize") -> None:
         raise ValueError(f"{key}: must be null or between 8 and 1024 pixels, got {size}")
 
 
+def reason(error: Exception) -> str:
+    """Return what an error says, or else its name, in one line of readable length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def read_npz(path: Path, content: bytes | None = None) -> dict[str, Array]:
     """Return all arrays of an ``.npz`` file, or of its ``content``; pickled members are refused.
 
@@ -139,8 +143,8 @@ def read_npz(path: Path, content: bytes | None = None) -> dict[str, Array]:
     try:
         with np.load(path if content is None else io.BytesIO(content), allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read as an .npz file of plain arrays ({error})") from error
+    except Exception as error:  # a damaged archive makes its readers raise whatever they trip over
+        raise ValueError(f"{path}: cannot be read as an .npz file of plain arrays ({reason(error)})") from error
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,8 @@ class Npz(Source):
         path = absolute_path(self.path, "data.source.path")
         arrays = read_npz(path)
         names = arrays.get("class_names")
+        if names is not None and (names.ndim != 1 or not len(names)):
+            raise ValueError(f"{path}: class_names must be a list of at least one name, got shape {names.shape}")
         raw = _merge(arrays, path, None if names is None else tuple(str(name) for name in names))
         if self.resize is None:
             return raw
@@ -250,11 +256,15 @@ def _merge(arrays: Mapping[str, Array], path: Path, class_names: tuple[str, ...]
         x, y = arrays[x_key], arrays[y_key]
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
-        if y.ndim != 1 or len(x) != len(y):
-            raise ValueError(f"{path}: {y_key} must be (N,) with N = {len(x)} as in {x_key}, got {y.shape}")
+        if y.ndim != 1 or x.shape[:1] != y.shape:
+            wanted = f"with N = {len(x)} as in {x_key}" if x.ndim else f"and {x_key} images"
+            raise ValueError(f"{path}: {y_key} must be (N,) {wanted}, got {y.shape}")
         images.append(standard_layout(x, f"{path}: {x_key}"))
         labels.append(y)
         is_test.append(np.full(len(y), test))
+    kinds = {"number" if y.dtype.kind in "biuf" else y.dtype.kind for y in labels}
+    if len(kinds) > 1:
+        raise ValueError(f"{path}: y_train and y_test must both be numbers or both names")
     shapes = {(part.shape[1:], part.dtype) for part in images}
     if len(shapes) > 1:
         raise ValueError(f"{path}: training and test images differ in shape or type: {sorted(map(str, shapes))}")

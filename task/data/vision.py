@@ -14,7 +14,7 @@ import numpy as np
 from filelock import FileLock
 
 from task.data.noise import Noise
-from task.data.sources import Array, RawImages, Source, absolute_path, check_resize
+from task.data.sources import Array, RawImages, Source, absolute_path, check_resize, reason
 
 ROOT_KEY = "data.source.root"
 
@@ -76,17 +76,16 @@ class VisionSource(Source):
                     for arguments, _ in self.parts:
                         self._open(arguments, download=True)
                     mark.touch()
-        except (OSError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{ROOT_KEY}: {self.kind} cannot be downloaded to {root} ({reason})") from error
+        except Exception as error:  # torchvision's readers and the network raise whatever they trip over
+            message = f"{ROOT_KEY}: {self.kind} cannot be downloaded to {root} ({reason(error)})"
+            raise ValueError(message) from error
 
     def read(self) -> RawImages:
         """Read all splits into memory."""
         images, labels, is_test = [], [], []
         class_names: tuple[str, ...] | None = None
         for arguments, test in self.parts:
-            dataset = self._open(arguments, download=False)
-            part_images, part_labels = self.arrays(dataset)
+            dataset, part_images, part_labels = self._read_part(arguments)
             images.append(part_images)
             labels.append(part_labels)
             is_test.append(np.full(len(part_labels), test))
@@ -94,20 +93,27 @@ class VisionSource(Source):
             class_names = tuple(str(name) for name in names) if names else class_names
         return RawImages(np.concatenate(images), np.concatenate(labels), np.concatenate(is_test), class_names)
 
+    def _read_part(self, arguments: dict[str, Any]) -> tuple[Any, Array, Array]:
+        """Return the torchvision data set with its images and labels, or say in one line what is missing."""
+        root = absolute_path(self.root, ROOT_KEY)
+        try:
+            dataset = self._open(arguments, download=False)
+            images, labels = self.arrays(dataset)
+            if len(images) != len(labels):
+                raise ValueError(f"{len(images)} images and {len(labels)} labels")
+        except Exception as error:  # torchvision's readers raise whatever they trip over in a damaged file
+            raise ValueError(
+                f"{ROOT_KEY}: {self.kind} is missing or broken in {root} ({reason(error)}); put torchvision's files "
+                "there or set data.source.download=true"
+            ) from error
+        return dataset, images, labels
+
     def _open(self, arguments: dict[str, Any], download: bool) -> Any:
-        """Return the torchvision data set, or say in one line what is missing."""
+        """Return the torchvision data set."""
         import torchvision
 
         root = absolute_path(self.root, ROOT_KEY)
-        try:
-            return getattr(torchvision.datasets, self.kind)(str(root), download=download, **arguments)
-        except (OSError, RuntimeError) as error:
-            if download:
-                raise
-            raise ValueError(
-                f"{ROOT_KEY}: {self.kind} is missing or broken in {root}; put torchvision's files there or "
-                f"set data.source.download=true"
-            ) from error
+        return getattr(torchvision.datasets, self.kind)(str(root), download=download, **arguments)
 
     @abstractmethod
     def arrays(self, dataset: Any) -> tuple[Array, Array]:
