@@ -124,7 +124,8 @@ def read_client_file(path: Path) -> tuple[Array, Array]:
         raise ValueError(f"{path}: cannot be read ({reason(error)})") from error
     except Exception as error:
         # A hostile pickle can make the unpickler fail with any exception; none may end in a stack trace.
-        raise ValueError(f"{path}: refused, its pickle is not a plain dictionary of arrays ({reason(error)})") from error
+        what = f"its pickle is not a plain dictionary of arrays ({reason(error)})"
+        raise ValueError(f"{path}: refused, {what}") from error
     if not isinstance(content, dict) or not {"x", "y"} <= content.keys():
         raise ValueError(f"{path}: must hold a dictionary with x and y")
     return _check_pair(_unwrap(content["x"]), _unwrap(content["y"]), path)
