@@ -127,11 +127,13 @@ class Session:
     def truth(self) -> Tensor | None:
         """Return the true classes behind all training batches so far, in their order: to measure, never to train.
 
-        None where they are not known: on a node that says itself that it has no labels, or whose labels are -1.
+        None where they are not known, or are nobody's business: on a node that says itself that it has no labels, has
+        images of its own, or whose labels are -1.
         """
         order = torch.cat(self.trace) if self.trace else torch.zeros(0, dtype=torch.int64)
         classes = torch.from_numpy(self.dataset.labels[self.split.train])[order.cpu()]
-        return None if self.node.role == "unlabelled" or bool((classes < 0).any()) else classes
+        hidden = self.node.role == "unlabelled" or self.node.data is not None
+        return None if hidden or bool((classes < 0).any()) else classes
 
     @cached_property
     def _train_data(self) -> ClientData:
