@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from task.config import load
+from task.config import build, load
 from task.folder_lock import RUN, alone_in
 from task.paths import require_absolute_paths
 from task.privacy import require_accountant
@@ -30,6 +30,8 @@ def main(grid: Grid, context: Context) -> None:
         config = load(overrides)
         require_absolute_paths(config)
         require_accountant(config.privacy)
+        for name, node in config.listeners.items():  # the server needs what they need, and says so before it begins
+            build(node, f"listeners.{name}")
         from server_app.experiment import results_folder, run_experiment
 
         folder = results_folder(config, str(context.run_config.get("output-dir", "")), context.run_id)

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from task.messages import EvaluationReport
 
@@ -74,3 +76,9 @@ def metric_means(metrics: Sequence[Any], prefix: str) -> dict[str, float]:
     """Return the plain mean over clients of each metric that at least one of them sent."""
     names = sorted({name for each in metrics for name in each})
     return {prefix + name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
+
+
+def confusion_sum(reports: Sequence[EvaluationReport]) -> Tensor | None:
+    """Return how often each true class was taken for which, over all clients that told; None where none did."""
+    told = [report.confusion for report in reports if report.confusion is not None]
+    return torch.stack(told).sum(dim=0) if told else None

@@ -121,7 +121,7 @@ def test_every_setting_is_read_somewhere() -> None:
     trees += [node for node in methods if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     configs = [value for name, value in vars(schema).items() if name.endswith("Config")]
-    assert len(configs) == 9
+    assert len(configs) == 10
     for config in configs:
         for field in dataclasses.fields(config):
             assert field.name in read, f"{config.__name__}.{field.name} is never read"

@@ -32,7 +32,11 @@ def test_same_seed_same_lines_in_any_order_of_replies_and_after_a_resume(algorit
     run_federation(f"{base} federation.rounds=4", str(tmp_path / "whole"), num_nodes=6)
     run_federation(f"{base} federation.rounds=2", str(tmp_path / "cut"), num_nodes=6, shuffle=5)
     run_federation(f"{base} federation.rounds=4 resume={tmp_path / 'cut'}", str(tmp_path / "cut"), num_nodes=6)
-    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "cut")
+    whole, cut = rows_of(tmp_path / "whole"), rows_of(tmp_path / "cut")
+    # The second round was the last one of the first command: its evaluation sent the confusion matrices, too.
+    for rows in (whole, cut):
+        del rows[1]["bytes"], rows[1]["client_traffic"]
+    assert whole == cut
     assert not any(row["failures"] for row in rows_of(tmp_path / "whole"))
 
 

@@ -69,7 +69,7 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("resume=''", ["resume", "folder of an earlier run"]),
         ("debug=smok", ["debug=smok", "smoke"]),
         ("+debug=smok", ["debug=smok", "smoke"]),
-        ("experiment=cifar100", ["experiment/cifar100", "cifar100_practical"]),
+        ("experiment=cifar100", ["experiment=cifar100", "cifar100_tau_1"]),
         ("sweep=table1", ["sweep=table1", "protofed"]),
         ("+sweep=tau", ["sweep=tau", "protofed"]),
         ("experiment=cifar100_tau_1 algorithm=local", ["algorithm.server.margin_cap"]),

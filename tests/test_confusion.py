@@ -37,21 +37,22 @@ def test_cells_that_cannot_be_are_refused(cells: list[int], counts: list[int]) -
 
 
 def test_a_report_carries_the_matrix() -> None:
-    report = EvaluationReport(1, 2, 8, {"loss": 1.0}, MATRIX)
+    report = EvaluationReport(1, 2, 8, {"loss": 1.0, "accuracy-head": 0.5}, MATRIX)
     found = decode_evaluation(encode_evaluation(report), EXPECTED).confusion
     assert found is not None
     assert torch.equal(found, MATRIX)
-    assert decode_evaluation(encode_evaluation(EvaluationReport(1, 2, 8, {"loss": 1.0})), EXPECTED).confusion is None
+    without = EvaluationReport(1, 2, 8, {"loss": 1.0, "accuracy-head": 0.5})
+    assert decode_evaluation(encode_evaluation(without), EXPECTED).confusion is None
 
 
 def test_a_malformed_matrix_names_the_client() -> None:
-    content = encode_evaluation(EvaluationReport(1, 2, 8, {"loss": 1.0}, MATRIX))
+    content = encode_evaluation(EvaluationReport(1, 2, 8, {"loss": 1.0, "accuracy-head": 0.5}, MATRIX))
     header = content[HEADER]
     assert isinstance(header, ConfigRecord)
     header["confusion-cells"] = [0, 1, 99]
     with pytest.raises(ValueError, match=r"client 1 sent confusion cells that are not in 0\.\.8"):
         decode_evaluation(content, EXPECTED)
-    too_many = encode_evaluation(EvaluationReport(1, 2, 7, {"loss": 1.0}, MATRIX))
+    too_many = encode_evaluation(EvaluationReport(1, 2, 7, {"loss": 1.0, "accuracy-head": 0.5}, MATRIX))
     with pytest.raises(ValueError, match="client 1 sent confusion counts of 8 samples: at most num-examples=7"):
         decode_evaluation(too_many, EXPECTED)
 

@@ -21,7 +21,7 @@ from server_app.checkpoint import Checkpoint, save_checkpoint
 from server_app.demands import require_capable, require_enough, require_private
 from server_app.recorder import CHECKPOINT
 from server_app.roster import reason_of
-from server_app.round_fields import Traffic, metric_means, summarise, traffic_fields
+from server_app.round_fields import Traffic, confusion_sum, metric_means, summarise, traffic_fields
 from server_app.run import Run as Run
 from server_app.run import State as State
 from server_app.scrutiny import expected, far_out, inspect_reply
@@ -185,8 +185,7 @@ class RoundStrategy(Strategy):
 
     def confusion(self, reports: Sequence[EvaluationReport]) -> Tensor | None:
         """Return how often each true class was taken for which, over all clients that told; None where none did."""
-        told = [report.confusion for report in reports if report.confusion is not None]
-        return torch.stack(told).sum(dim=0) if told else None
+        return confusion_sum(reports)
 
     def candidates(self) -> list[int]:
         """Return the clients that can be sampled: all that are there, unless a leaf says otherwise."""
@@ -206,8 +205,7 @@ class RoundStrategy(Strategy):
         save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
         self._durable = dict(run.state_rounds)
 
-    def summary(self) -> None:
-        """Log who takes part."""
+    def summary(self) -> None:  # Flower calls it at the start
         LOG.log(INFO, "%s with %d clients", self.run.config.algorithm.name, len(self.run.roster))
 
     def _sample(self, number: int) -> list[int]:
@@ -281,16 +279,15 @@ class RoundStrategy(Strategy):
 
     def _without_giants(self, uploads: list[Upload]) -> list[Upload]:
         ratio = self.run.config.federation.max_norm_ratio
-        judged = [(upload, self.meant(self.run.state, upload)) for upload in uploads] if ratio is not None else []
-        reasons = dict(far_out(judged, ratio or 0.0))
+        judged = [(upload, self.meant(self.run.state, upload)) for upload in uploads]
+        reasons = dict(far_out(judged, ratio)) if ratio is not None else {}
         for partition, reason in reasons.items():
             self._fail(partition, "train", reason)
         return [upload for upload in uploads if upload.partition not in reasons]
 
     def _note_the_gone(self, phase: str) -> None:
-        for partition in self.run.roster:
-            if partition not in self._here:
-                self._fail(partition, phase, GONE)
+        for partition in set(self.run.roster) - set(self._here):
+            self._fail(partition, phase, GONE)
 
     def _fail(self, partition: int, phase: str, reason: str) -> None:
         reason, who = one_line(reason), self.run.roster.who(partition)
