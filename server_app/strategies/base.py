@@ -146,9 +146,8 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        privacy = self.run.config.privacy
-        silent = privacy is not None and not privacy.report_accuracy
-        if silent or not self.run.config.federation.evaluates(self._row["round"]):
+        config, number = self.run.config, self._row["round"]
+        if (config.privacy and not config.privacy.report_accuracy) or not config.federation.evaluates(number):
             return []
         self._here = connected(grid, self.run.roster)
         self._note_the_gone("evaluate")
@@ -205,7 +204,8 @@ class RoundStrategy(Strategy):
         save_checkpoint(run.recorder.folder / CHECKPOINT, run.state, durable)
         self._durable = dict(run.state_rounds)
 
-    def summary(self) -> None:  # Flower calls it at the start
+    def summary(self) -> None:
+        """Log who takes part."""
         LOG.log(INFO, "%s with %d clients", self.run.config.algorithm.name, len(self.run.roster))
 
     def _sample(self, number: int) -> list[int]:
