@@ -146,8 +146,8 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the newest download to every client, in the rounds in which evaluation is due."""
-        config, number = self.run.config, self._row["round"]
-        if (config.privacy and not config.privacy.report_accuracy) or not config.federation.evaluates(number):
+        own, number = self.run.config, self._row["round"]
+        if (own.privacy and not own.privacy.report_accuracy) or not own.federation.evaluates(number):
             return []
         self._here = connected(grid, self.run.roster)
         self._note_the_gone("evaluate")
