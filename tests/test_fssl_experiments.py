@@ -110,7 +110,7 @@ SWEEPS = {
     "dccfssl_ablation": (MAIN, [*ABLATIONS, "dccfssl"]),
     "dccfssl_lambda": (LAMBDA, ["dccfssl"]),
     "dccfssl_labels": ([*LABELS, *MAIN[:2]], ["dccfssl"]),
-    "dccfssl_study": (["fssl_study"], [*METHODS, *ABLATIONS, "dccfssl"]),
+    "dccfssl_study": (["fssl_study"], [*METHODS, *ABLATIONS, "dccfssl", "dccfssl_expanded"]),
 }
 MORE = {
     "dccfssl_lambda": {f"algorithm.client.lambda_{kind}": ("0.1", "1", "10") for kind in ("lcc", "gcc")},

@@ -10,7 +10,10 @@ from tests.stripes import rows_of
 
 # 8 clients with 100 images of Fashion-MNIST each, of which 2 have labels. The mean accuracy after 10, 15 and 20
 # rounds was 0.028, 0.038 and 0.028 above that of the labelled clients with seeds 0, 1 and 2. About 30 s on a free core.
-RUN = "experiment=fssl_small labels.count=2 federation.num_clients=8 partition.max_samples=800 train.batch_size=20"
+RUN = (
+    "experiment=fssl_small labels.count=2 federation.num_clients=8 partition.max_samples=800 "
+    "train.batch_size=20 train.lr=0.03"
+)
 
 
 @pytest.mark.slow

@@ -1,0 +1,22 @@
+"""A training round of each semi-supervised method through the app, over its own augmentation and passes.
+
+As ``bench_round``; the bare side is in ``bare_semi_supervised.py``.
+"""
+
+from tests.benchmarks.bare_semi_supervised import BARE
+from tests.benchmarks.bench_round import compare
+from tests.benchmarks.timing import options
+
+SETTINGS = "data=fashion_small partition=iid_train labels=few model=cnn_small train=fssl train.batch_size=32"
+# RSCFed's subsets overlap; one subset of everybody trains every client once.
+EVERYBODY = {"rscfed": "algorithm.server.subsets=1"}
+
+
+def main() -> None:
+    quick = options(str(__doc__).split("\n", 1)[0]).quick
+    clients, repeats, less = (4, 1, "partition.max_samples=400") if quick else (10, 5, "")
+    compare(BARE, f"{SETTINGS} {less}", clients, repeats, most=1.25, more=EVERYBODY)
+
+
+if __name__ == "__main__":
+    main()
