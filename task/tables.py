@@ -60,11 +60,17 @@ def remarks(groups: Sequence[Group], baseline: Baseline | None = None) -> Iterat
         yield f"paper: {source}: {note}"
 
 
+def _label(client: ClientRow) -> str:
+    """Return the number of a client, and its name where it has one of its own."""
+    own = client.name not in ("", f"client-{client.partition}")
+    return f"{client.partition} {client.name}" if own else str(client.partition)
+
+
 def client_table(run: RunResult) -> str:
     """Return the clients of ``run`` as aligned plain text: facts, accuracies in percent, means."""
     rows = [
         [
-            str(client.partition),
+            _label(client),
             client.model or "-",
             show(client.parameters, "{:,}"),
             client.device or "-",

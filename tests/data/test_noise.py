@@ -20,7 +20,7 @@ DOWNLOADED = {
     "tiny_imagenet": ((3, 64, 64), 200),
 }
 OWN = {"fashion_small": "", "digits": "", "npz": "data.source.path=/x.npz"}
-OWN |= {"image_folder": "data.source.root=/x", "pfllib": "data.source.root=/x"}
+OWN |= {"image_folder": "data.source.root=/x", "pfllib": "data.source.root=/x", "own": ""}
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)

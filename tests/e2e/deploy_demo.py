@@ -19,10 +19,10 @@ from task.tables import client_table, summary_lines
 from tests.e2e.deployment import Deployment
 
 # Each hospital and its architecture, an entry of model=htcnn4.
-HOSPITALS = {"north": "plain", "south": "vgg", "west": "residual"}
+HOSPITALS = {"north": "plain", "south": "vgg", "west": "separable"}
 ROUNDS, IMAGES = 4, 1500
 OVERRIDES = (
-    "algorithm=fedtgp data=own model=htcnn4 train=steady "
+    "algorithm=fedtgp data=own partition=given model=htcnn4 train=steady "
     f"federation.rounds={ROUNDS} federation.num_clients={len(HOSPITALS)} federation.node_timeout=300"
 )
 
