@@ -15,14 +15,14 @@ from torch import Tensor
 
 from server_app import main
 from server_app.strategies.base import RoundStrategy
-from task import config
+from task import composition, config
 from task.config import CONF_DIR
 from tests.algorithms import ALGORITHMS, fitting
 from tests.fake_grid import FakeGrid, run_federation
 from tests.stripes import TINY, write
 
 # Two architectures of different width, one with BatchNorm.
-HYDRA = config._compose
+HYDRA = composition._compose
 TWO = (
     "'model.entries=[{name: plain, _target_: task.models.small.plain, width: 1, features: 16}, "
     "{name: residual, _target_: task.models.small.residual, width: 1, features: 24, norm: batch}]' model.feature_dim=16"
@@ -36,7 +36,7 @@ WITH_BATCHNORM = (
 @cache
 def settings(algorithm: str) -> Any:
     """Return the settings of an algorithm as its file has them."""
-    return config._compose([f"algorithm={algorithm}"]).algorithm
+    return composition._compose([f"algorithm={algorithm}"]).algorithm
 
 
 def _kinds() -> list[str]:
@@ -78,7 +78,7 @@ def compose(words: list[str]) -> DictConfig:
 def quick_configuration() -> Iterator[None]:
     """Compose quickly in the block, and once for server and clients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "_compose", compose)
+        patch.setattr(composition, "_compose", compose)
         patch.setattr(main, "load", config.load_cached)
         yield
 

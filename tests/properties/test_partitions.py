@@ -1,4 +1,4 @@
-"""Partition schemes for any labels, sizes, seeds, settings: disjoint, complete, seeded, or a line with the reason."""
+"""Partition schemes for any labels, sizes and seeds: disjoint, complete and seeded, or one line with the reason."""
 
 from typing import Any
 
