@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 
 from server_app.strategies.fedtgp import FedTGP
 from task.averaging import part
@@ -18,6 +18,7 @@ from task.losses import class_mean_distance, sample_squared_error
 from task.methods.fedtgp import adaptive_margin, centroids
 from task.metrics import evaluate
 from task.models.assign import build_auxiliary
+from tests import contents
 from tests.algorithms import ALGORITHMS, fitting
 from tests.cases.small import (
     KINDS,
@@ -49,6 +50,7 @@ TERMS |= {"fedkd": ("student_loss", 1), "fedkd_official": ("student_loss", 1)}
 TERMS |= {"fedprox": ("proximal_loss", 1), "fedprox_fixmatch": ("proximal_loss", 1)}
 TERMS |= dict.fromkeys(("fedavg_fixmatch", "fedconsist", "rscfed"), ("unlabelled_loss", 1))
 TERMS |= {"dccfssl": ("lcc_loss", 1), "dccfssl_no_gcc": ("lcc_loss", 1), "dccfssl_no_ara": ("lcc_loss", 1)}
+TERMS |= {"dccfssl_expanded": ("lcc_loss", 1)}
 TERMS |= {"dccfssl_no_lcc": ("gcc_loss", 2), "dccfssl_no_dcc": ("unlabelled_loss", 1)}
 FSSL = [name for name in ALGORITHMS if settings(name).get("unlabelled", "refused") != "refused"]
 """Methods for clients without labels."""
@@ -102,7 +104,8 @@ def test_c08_the_term_changes_what_is_learnt(algorithm: str, tmp_path: Path) -> 
 
 def _arrays(message: Message) -> Any:
     """Return all floats of a message in one row."""
-    every = [array.numpy() for name in ("prototypes", "weights") for array in message.content.get(name, {}).values()]
+    every = [array.numpy() for array in message.content.get("weights", {}).values()]
+    every += [contents.vectors(message)] if contents.has_prototypes(message) else []
     return np.concatenate([array.ravel() for array in every if array.dtype == np.float32])
 
 
@@ -114,8 +117,8 @@ def test_c09_zero_rounds_are_refused() -> None:
 @pytest.mark.parametrize("algorithm", WITH_PROTOTYPE_TERM)
 def test_c09_evaluation_before_any_global_prototype_exists(algorithm: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
-        if number == 1 and "prototypes" in reply.content:
-            del reply.content["prototypes"]  # as of a client without data
+        if number == 1:
+            contents.remove_prototypes(reply)  # as of a client without data
         return reply
 
     more = "federation.participation=0.1 federation.rounds=2"
@@ -259,27 +262,33 @@ def test_c14_feature_sizes_differ_between_clients(tmp_path: Path) -> None:
 def test_c14_a_prototype_of_another_width_is_rejected_with_the_client(algorithm: str, tmp_path: Path) -> None:
     def spoil(reply: Message, partition: int, number: int) -> Message:
         if partition == 1 and reply.metadata.message_type == "train":
-            record = {"class-ids": np.zeros(1, np.int64), "vectors": np.zeros((1, 500), np.float32)}
-            record |= {"counts": np.ones(1, np.int64)} if algorithm in ("fedproto", "dccfssl") else {}
-            reply.content["prototypes"] = ArrayRecord({name: Array(value) for name, value in record.items()})
+            contents.remove_prototypes(reply)
+            sent: dict[str, Any] = {"class-ids": [0], "vectors": bytes(4 * 500)}
+            sent |= {"counts": [1]} if algorithm in ("fedproto", "dccfssl") else {}
+            reply.content["header"] = ConfigRecord(dict(reply.content["header"]) | sent)  # type: ignore[arg-type]
         return reply
 
     run(algorithm, tmp_path / "run", "labels=all" if has_global_model(algorithm) else "", spoil=spoil)
     for row in rows(tmp_path / "run"):
         [failure] = row["failures"]
         assert failure["partition"] == 1
-        assert "client 1 sent prototypes of shape" in failure["reason"]
+        assert "client 1 sent 2000 bytes of vectors: float32" in failure["reason"]
 
 
 def _spoilt(reply: Message, value: float) -> bool:
     """Put ``value`` into the first float array of a training reply; tell whether there was one."""
-    for record in ("prototypes", "weights"):
-        for name, array in dict(reply.content.get(record, {})).items():  # type: ignore[arg-type]
-            found = array.numpy().copy()
-            if found.dtype == np.float32 and found.size:
-                found.reshape(-1)[0] = value
-                reply.content[record][name] = Array(found)  # type: ignore[index, assignment]
-                return True
+    if contents.has_prototypes(reply):
+        vectors = contents.vectors(reply)
+        if vectors.size:
+            vectors[0, 0] = value
+            contents.put_vectors(reply, vectors)
+            return True
+    for name, array in dict(reply.content.get("weights", {})).items():  # type: ignore[arg-type]
+        found = array.numpy().copy()
+        if found.dtype == np.float32 and found.size:
+            found.reshape(-1)[0] = value
+            reply.content["weights"][name] = Array(found)  # type: ignore[index, assignment]
+            return True
     return False
 
 
@@ -322,11 +331,10 @@ def test_c15_a_sample_count_that_is_none_is_dropped(
         if number != 1 or reply.metadata.message_type != "train" or spoilt:
             return reply
         if algorithm == "fedproto":
-            counts = reply.content["prototypes"]["counts"].numpy().copy()  # type: ignore[index, union-attr]
-            kind = np.float32 if math.isnan(count) else np.int64
-            reply.content["prototypes"]["counts"] = Array(np.full(len(counts), count, kind))  # type: ignore[index, assignment]
-        else:
             header: Any = reply.content["header"]
+            reply.content["header"] = ConfigRecord({**header, "counts": [count] * len(header["counts"])})
+        else:
+            header = reply.content["header"]
             reply.content["header"] = ConfigRecord({**header, "num-examples": count})
         spoilt.append(partition)
         return reply
