@@ -188,7 +188,8 @@ def _check_files(files: Sequence[str]) -> None:
         file = CONF_DIR / "sweep" / f"{word.removeprefix(SWEEP)}.yaml"
         said = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
         if beside := sorted(set(said) - {"hydra", LAUNCH}):
-            raise ValueError(f"{file.name}: {beside[0]} reaches no job; put it into hydra.sweeper.params or an experiment")
+            place = "put it into hydra.sweeper.params or an experiment"
+            raise ValueError(f"{file.name}: {beside[0]} reaches no job; {place}")
 
 
 def _better_message(error: Exception, words: Sequence[str]) -> str:

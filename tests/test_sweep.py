@@ -108,7 +108,8 @@ def test_the_quick_sweep_is_two_methods_two_divisions_and_two_seeds() -> None:
     assert len({identity(job) for job in jobs}) == 8
     assert {job.config.algorithm.name for job in jobs} == {"fedtgp", "fedproto"}
     assert {job.config.partition["alpha"] for job in jobs} == {0.1, 1.0}
-    assert {(job.config.seed, job.config.federation.rounds, job.num_clients) for job in jobs} == {(0, 10, 8), (1, 10, 8)}
+    assert {job.config.seed for job in jobs} == {0, 1}
+    assert {(job.config.federation.rounds, job.num_clients) for job in jobs} == {(10, 8)}
 
 
 def test_what_a_sweep_file_says_and_no_job_would_hear_is_refused(monkeypatch, tmp_path: Path) -> None:
