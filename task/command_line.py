@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
+import yaml  # type: ignore[import-untyped, unused-ignore]
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -138,6 +139,7 @@ def _combinations(words: Sequence[str], of_launch: Sequence[str]) -> list[list[s
     files = [word for word in words if word.startswith(SWEEP)]
     rest = [word for word in words if word not in files]
     jobs: list[list[str]] = []
+    _check_files(files)
     try:
         with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
             tree = compose("config", [*files, *of_launch], return_hydra_config=True)
@@ -178,6 +180,16 @@ def _check_sweep(words: Sequence[str]) -> None:
         if key.startswith("hydra"):
             instead = "launch.folder=FOLDER" if key.startswith("hydra.sweep") else "hydra/launcher, hydra.launcher.*"
             raise ValueError(f"{word} is not allowed in a sweep; of Hydra's settings only its launcher's: {instead}")
+
+
+def _check_files(files: Sequence[str]) -> None:
+    """Refuse what a sweep file says beside its values and ``launch``: it would reach no job."""
+    for word in files:
+        file = CONF_DIR / "sweep" / f"{word.removeprefix(SWEEP)}.yaml"
+        said = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
+        if beside := sorted(set(said) - {"hydra", LAUNCH}):
+            place = "put it into hydra.sweeper.params or an experiment"
+            raise ValueError(f"{file.name}: {beside[0]} reaches no job; {place}")
 
 
 def _better_message(error: Exception, words: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from task import launch, running, sweep
+from task import command_line, launch, running, sweep
 from task.command_line import read_command
 from task.folder_lock import LAUNCHER, FolderInUseError, alone_in, is_in_use
 from task.jobs import INTERRUPTED, NOT_STARTED, RUNNING, Job, plan
@@ -100,6 +100,24 @@ def test_the_jobs_of_a_sweep_file_are_accepted(name: str) -> None:
         identity(plan(words, Path("/"), 4, command.launch_words)) for words in command.jobs[:: len(command.jobs) - 1]
     }
     assert len(known) == 2
+
+
+def test_the_quick_sweep_is_two_methods_two_divisions_and_two_seeds() -> None:
+    command = read_command(["-m", "+sweep=quick"], Path("/"))
+    jobs = [plan(words, Path("/"), 4, command.launch_words) for words in command.jobs]
+    assert len({identity(job) for job in jobs}) == 8
+    assert {job.config.algorithm.name for job in jobs} == {"fedtgp", "fedproto"}
+    assert {job.config.partition["alpha"] for job in jobs} == {0.1, 1.0}
+    assert {job.config.seed for job in jobs} == {0, 1}
+    assert {(job.config.federation.rounds, job.num_clients) for job in jobs} == {(10, 8)}
+
+
+def test_what_a_sweep_file_says_and_no_job_would_hear_is_refused(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "lost.yaml").write_text("federation:\n  rounds: 8\n", encoding="utf-8")
+    monkeypatch.setattr(command_line, "CONF_DIR", tmp_path)
+    with pytest.raises(ValueError, match=r"lost\.yaml: federation reaches no job"):
+        read_command(["sweep=lost"], tmp_path)
 
 
 # What is done, and what is done again
