@@ -52,7 +52,9 @@ def heads_like(head: nn.Module, count: int) -> list[dict[str, Tensor]]:
 def started(clients: int = 3, **settings: Any) -> tuple[FedGen, dict[str, Tensor]]:
     strategy = FedGen(**{"noise_dim": 4, "hidden_dim": 16, "steps": 5, **settings})
     config = load("algorithm=fedgen model.feature_dim=8")
-    strategy.run = SimpleNamespace(config=config, roster=SimpleNamespace(size=clients), num_classes=10)  # type: ignore[assignment]
+    nodes = {partition: SimpleNamespace(train_size=None) for partition in range(clients)}
+    roster = SimpleNamespace(size=clients, reports=nodes)
+    strategy.run = SimpleNamespace(config=config, roster=roster, num_classes=10)  # type: ignore[assignment]
     return strategy, strategy.init_state(10, 8, rng())
 
 
