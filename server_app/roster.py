@@ -97,11 +97,12 @@ def _query(grid: Grid, nodes: Iterable[int], config: Config) -> dict[int, NodeRe
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():
-            problems.append(f"node {node}: {reason_of(reply)}")
+            problems.append((reason_of(reply), node))
         else:
             reports[node] = decode_node_report(reply.content, node)
     if problems:
-        raise RuntimeError(f"{len(problems)} of {len(messages)} nodes failed before round 1; {sorted(problems)[0]}")
+        text, node = min(problems)  # by their words: node ids are random, and the same fault should read the same
+        raise RuntimeError(f"{len(problems)} of {len(messages)} nodes failed before round 1; node {node}: {text}")
     if len(reports) < len(messages):
         missing = len(messages) - len(reports)
         raise RuntimeError(f"{missing} of {len(messages)} nodes did not answer within federation.round_timeout")
