@@ -171,7 +171,9 @@ def ask(grid: Grid, nodes: Mapping[int, Placement | None], patience: float) -> d
 def _good(answers: Mapping[int, NodeReport | str], least: int | None) -> dict[int, NodeReport]:
     """Return the nodes that told their facts; the others end the run unless it can do with fewer."""
     good = {node: answer for node, answer in answers.items() if isinstance(answer, NodeReport)}
-    problems = sorted(f"node {node}: {answer}" for node, answer in answers.items() if isinstance(answer, str))
+    # By their words: node ids are random, and the same fault should read the same.
+    failed = sorted((answer, node) for node, answer in answers.items() if isinstance(answer, str))
+    problems = [f"node {node}: {answer}" for answer, node in failed]
     if problems and (least is None or len(good) < least):
         raise RuntimeError(f"{len(problems)} of {len(answers)} nodes failed before round 1; {problems[0]}")
     for problem in problems:

@@ -20,7 +20,13 @@ Samples = dict[str, list[tuple[int, float]]]
 SLOPE = 100.0
 """kB a round that any process may grow by."""
 # The results get a line a round, and Flower's log some lines for each message: 20 clients, two messages each.
-ON_DISK = {"client state": 1.0, "checkpoint": 1.0, "SuperLink's folder": 10.0, "rounds.jsonl": 20.0, "flower.log": 20.0}
+ON_DISK = {
+    "client state": 10.0,
+    "checkpoint": 1.0,
+    "SuperLink's folder": 10.0,
+    "rounds.jsonl": 20.0,
+    "flower.log": 20.0,
+}
 """kB a round that a folder or file may grow by."""
 
 

@@ -50,6 +50,8 @@ def _kinds() -> list[str]:
 
 KINDS = [*_kinds(), "fedavg_fixmatch"]
 """One algorithm for each pair of halves, and one more without labels: the others differ in settings only."""
+EVERY = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in ALGORITHMS]
+"""All algorithms, those that are no kind of their own marked slow: for cases that take long runs."""
 GROUPS = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
 
 

@@ -21,6 +21,7 @@ from task.models.assign import build_auxiliary
 from tests import contents
 from tests.algorithms import ALGORITHMS, fitting
 from tests.cases.small import (
+    EVERY,
     KINDS,
     TWO,
     WITH_BATCHNORM,
@@ -170,7 +171,7 @@ def test_c11_a_round_with_exactly_one_class(margin: Any, tmp_path: Path) -> None
     assert FedTGP(margin=margin, margin_cap=7.0)._margin(*centroids(torch.ones(3, 2), torch.ones(3).long())) in (0, 7)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_c12_rule_model_and_average_stand_with_the_numbers(algorithm: str, tmp_path: Path) -> None:
     run(algorithm, tmp_path / "run", "federation.rounds=1")
     found, row = summary(tmp_path / "run"), rows(tmp_path / "run")[0]

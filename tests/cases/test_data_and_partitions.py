@@ -18,6 +18,7 @@ from task.models.assign import build_model, check_models
 from tests import contents
 from tests.algorithms import ALGORITHMS
 from tests.cases.small import (
+    EVERY,
     KINDS,
     WITH_BATCHNORM,
     States,
@@ -62,7 +63,7 @@ def test_c01_a_class_without_a_sample_and_extreme_alphas(alpha: float) -> None:
     assert sorted(every) == list(range(180))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_c02_clients_without_data_are_skipped_and_counted(algorithm: str, tmp_path: Path) -> None:
     more = (
         f"partition={dirichlet(algorithm)} partition.alpha=0.01 partition.min_size=0 federation.rounds=3 "

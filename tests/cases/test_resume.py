@@ -10,14 +10,13 @@ import pytest
 from flwr.app import Message
 
 from server_app import checkpoint
-from tests.algorithms import ALGORITHMS
-from tests.cases.small import federate, rows, run, summary, timeless, words
+from tests.cases.small import EVERY, federate, rows, run, summary, timeless, words
 from tests.e2e.commands import REPOSITORY
 
 FIVE = "federation.rounds=5 federation.checkpoint_every=2 federation.participation=0.5"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_c40_a_run_that_crashed_ends_with_the_numbers_of_one_that_did_not(algorithm: str, tmp_path: Path) -> None:
     base = f"{words(algorithm, tmp_path)} {FIVE}"
     federate(base, tmp_path / "whole", 6)
