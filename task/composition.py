@@ -27,6 +27,9 @@ def compose_words(words: Sequence[str]) -> DictConfig:
     ValueError
         One line for an unknown name, with the nearest known ones, or for what Hydra cannot read.
     """
+    removed = [word for word in words if word.startswith("~")]
+    if removed:  # a default that nobody sees would come in its place
+        raise ValueError(f"{removed[0]} is not allowed: give the setting a value instead of removing it")
     try:
         return _compose(words)
     except (HydraException, OmegaConfBaseException) as error:

@@ -152,7 +152,7 @@ def report(outcome: Outcome, full: bool) -> None:
         return
     reason = f": {outcome.reason}" if outcome.reason and outcome.reason != outcome.status else ""
     print(f"{outcome.status}{reason}", file=sys.stderr, flush=True)
-    if outcome.folder is not None and outcome.status == FAILED:
+    if outcome.folder is not None and outcome.status == FAILED and (outcome.folder / "flower.log").exists():
         print(f"Flower's log: {outcome.folder / 'flower.log'}", file=sys.stderr, flush=True)
 
 
