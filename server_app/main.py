@@ -12,6 +12,7 @@ from task.config import build, load
 from task.folder_lock import RUN, alone_in
 from task.paths import require_absolute_paths
 from task.privacy import require_accountant
+from task.versions import flower_remark
 
 LOG = getLogger("flwr")
 PATIENCE = 30.0  # seconds for a killed run's last process to end
@@ -26,6 +27,8 @@ def main(grid: Grid, context: Context) -> None:
     experiment is imported after the check: it needs torch, and a typo should not wait for that.
     """
     overrides = str(context.run_config.get("overrides", ""))
+    if remark := flower_remark():
+        LOG.log(WARNING, remark)
     try:
         config = load(overrides)
         require_absolute_paths(config)

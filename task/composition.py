@@ -27,6 +27,9 @@ def compose_words(words: Sequence[str]) -> DictConfig:
     ValueError
         One line for an unknown name, with the nearest known ones, or for what Hydra cannot read.
     """
+    removed = [word for word in words if word.startswith("~")]
+    if removed:  # a default that nobody sees would come in its place
+        raise ValueError(f"{removed[0]} is not allowed: give the setting a value instead of removing it")
     try:
         return _compose(words)
     except (HydraException, OmegaConfBaseException) as error:
@@ -79,6 +82,10 @@ def one_line(error: Exception, words: Sequence[str]) -> str:
     missing = re.search(r"Could not override '(.+?)'", text)
     if missing:
         return unknown_key(missing.group(1), words)
+    absent = re.search(r"Key '(\w+)' not in '", text)  # what a word with a plus would add below
+    if absent:
+        keys = [word.lstrip("+~").split("=")[0] for word in words]
+        return unknown_key(next((key for key in keys if absent[1] in key.split(".")), absent[1]), words)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     place = re.search(r"full_key: (\S+)", text)
     noise = ("full_key:", "reference_type=", "object_type=", "Config search path", "provider=", "set env variable")

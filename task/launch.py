@@ -31,6 +31,8 @@ from task.sweep import (
     status_table,
     sweep_folder,
 )
+from task.terminal import show_any_text
+from task.versions import flower_remark
 
 REFUSED = 2
 BROKEN_PIPE = 141  # what a shell shows for a program that was ended so
@@ -41,8 +43,9 @@ ATTEMPTS = 3  # of a launcher whose workers were killed
 
 def main() -> None:
     """Do what the command line asks for, and exit with the status that it deserves."""
+    show_any_text()
     try:
-        status = _do(sys.argv[1:], Path.cwd())
+        status = _do(sys.argv[1:], _working_folder())
         sys.stdout.flush()
     except ValueError as error:
         print(f"protofed: {error}", file=sys.stderr)
@@ -52,7 +55,17 @@ def main() -> None:
     except BrokenPipeError:  # `protofed --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
+    except OSError as error:  # no folder to work in, or a full disk
+        print(f"protofed: {error or type(error).__name__}", file=sys.stderr)
+        status = EXIT_CODES[FAILED]
     sys.exit(status)
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise ValueError("the folder in which this was typed is gone: type it in another one") from error
 
 
 def _do(arguments: Sequence[str], here: Path) -> int:
@@ -62,6 +75,8 @@ def _do(arguments: Sequence[str], here: Path) -> int:
     command = read_command(arguments, here)
     if not command.jobs:
         return 0
+    if remark := flower_remark():
+        print(f"note: {remark}", file=sys.stderr)
     settings = command.settings()
     before = code_digest()
     if len(command.jobs) > MANY:
@@ -137,7 +152,7 @@ def report(outcome: Outcome, full: bool) -> None:
         return
     reason = f": {outcome.reason}" if outcome.reason and outcome.reason != outcome.status else ""
     print(f"{outcome.status}{reason}", file=sys.stderr, flush=True)
-    if outcome.folder is not None and outcome.status == FAILED:
+    if outcome.folder is not None and outcome.status == FAILED and (outcome.folder / "flower.log").exists():
         print(f"Flower's log: {outcome.folder / 'flower.log'}", file=sys.stderr, flush=True)
 
 

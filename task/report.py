@@ -12,6 +12,7 @@ from task.reporting.differences import Baseline
 from task.reporting.study import Study
 from task.reporting.text import as_csv, as_latex, as_markdown
 from task.results import RunResult, find_runs, read_run
+from task.terminal import show_any_text
 
 PAGE = "report.html"
 FORMATS = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0 if every folder was read and everything written, 1 otherwise; 2, as argparse has it, at a bad command line.
     """
+    show_any_text()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(typed)
     output = options.output or options.folders[0] / "report"

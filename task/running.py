@@ -15,7 +15,7 @@ from task.jobs import INTERRUPTED, NOT_STARTED, RUNNING, Job, cpu_cores, create_
 from task.processes import signals_ignored
 from task.progress import Progress, last_error
 from task.result_files import COMPLETED, COMPLETED_WITH_LOSSES, FAILED, read_summary
-from task.superlink import LocalSuperLink
+from task.superlink import LocalSuperLink, SuperLinkError
 
 EXIT_CODES = {COMPLETED: 0, COMPLETED_WITH_LOSSES: 3, FAILED: 1, INTERRUPTED: 130, NOT_STARTED: 1, RUNNING: 1}
 POLL = 0.2  # seconds between two looks at a run
@@ -81,8 +81,11 @@ class Engine:
         link = self._link
         if link is None or not link.is_alive or link.ray_cores != wanted:
             self.close()
-            link = LocalSuperLink(self.project, wanted, self.share.ray_address, self.home_parent)
-            self._link = link.__enter__()
+            try:
+                link = LocalSuperLink(self.project, wanted, self.share.ray_address, self.home_parent)
+                self._link = link.__enter__()
+            except OSError as error:  # no temporary folder, or a full disk
+                raise SuperLinkError(f"no place for a local SuperLink: {error}") from error
         outcome = run_one(job, link, here, folder, self.share)
         if outcome.status not in (COMPLETED, COMPLETED_WITH_LOSSES):
             self.close()  # whatever went wrong there must not reach the next job

@@ -172,7 +172,7 @@ def test_node_facts() -> None:
         (GOOD | {"role": "teacher"}, ["role='teacher'", "labelled, unlabelled"]),
     ],
 )
-def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:
+def test_bad_node_facts_are_refused_by_name(config: dict[str, object], words: list[str]) -> None:  # C32
     with pytest.raises(ValueError, match="node-config") as caught:
         node_facts(config)
     assert all(word in str(caught.value) for word in words)

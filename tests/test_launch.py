@@ -154,7 +154,7 @@ def test_overrides_reach_the_app_through_flowers_file(folder: str, tmp_path: Pat
     assert load(received).data.cache_dir == str(tmp_path / folder)
 
 
-def test_relative_paths_are_seen_from_where_the_command_was_typed(tmp_path: Path) -> None:
+def test_relative_paths_are_seen_from_where_the_command_was_typed(tmp_path: Path) -> None:  # C37
     assert command_line.absolute_word("data.source.path='./my data.npz'", tmp_path) == (
         f"data.source.path='{tmp_path}/my data.npz'"
     )
@@ -177,7 +177,7 @@ def test_a_resumed_run_gets_its_own_overrides_and_folder(tmp_path: Path) -> None
     assert create_folder(resumed, Path("/not/used")) == tmp_path
 
 
-def test_folders_of_the_same_second_differ(tmp_path: Path) -> None:
+def test_folders_of_the_same_second_differ(tmp_path: Path) -> None:  # C25
     folders = {create_folder(job("name=try.1"), tmp_path) for _ in range(5)}
     assert len(folders) == 5
     assert all("try.1-seed0" in folder.name and ":" not in folder.name for folder in folders)

@@ -123,7 +123,7 @@ def test_what_a_sweep_file_says_and_no_job_would_hear_is_refused(monkeypatch, tm
 # What is done, and what is done again
 
 
-def test_the_same_command_runs_only_what_is_missing_or_failed(link: FakeLink, capsys) -> None:
+def test_the_same_command_runs_only_what_is_missing_or_failed(link: FakeLink, capsys) -> None:  # C39
     words = ("-m", "algorithm=fedproto", "seed=0,1,2", *SMALL)
     assert protofed(*words) == 1
     text = capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_cache_root_follows_the_environment(monkeypatch, tmp_path):
     assert cache_root() == tmp_path / "home" / ".cache" / "protofed"
 
 
-def test_processes_that_start_together_prepare_once(tmp_path):
+def test_processes_that_start_together_prepare_once(tmp_path):  # C25
     code = (
         "import sys; from tests.data.slow_source import Slow; from task.data.prepare import prepare; "
         "assert len(prepare(Slow(sys.argv[1]), sys.argv[2]).labels) == 4"

@@ -143,7 +143,7 @@ def make_images() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not SPEAKS_GRPC, reason="other words over HTTP")
 def test_what_does_not_belong_is_refused_with_a_reason(tmp_path: Path) -> None:
-    """``--max-retries`` ends what Flower would else repeat for ever without a reason; the guide says so."""
+    """C30. ``--max-retries`` ends what Flower would else repeat for ever without a reason; the guide says so."""
     good = make_server_files(tmp_path / "good", hosts=("127.0.0.1",))
     foreign, expired = make_server_files(tmp_path / "foreign"), make_server_files(tmp_path / "expired", valid_days=-1)
     known, revoked, unknown = (make_node_key(tmp_path / name) for name in ("known", "revoked", "unknown"))
@@ -180,7 +180,7 @@ def test_what_does_not_belong_is_refused_with_a_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_killed_and_a_frozen_node_stop_nobody(tmp_path: Path) -> None:
+def test_a_killed_and_a_frozen_node_stop_nobody(tmp_path: Path) -> None:  # C27, C28
     limit = 240.0
     overrides = f"{SMALL} federation.rounds=3 federation.round_timeout={limit:.0f}"
     with Deployment("plain") as deployment:
@@ -205,7 +205,7 @@ def test_a_killed_and_a_frozen_node_stop_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_what_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_what_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:  # C33
     overrides = f"{SMALL} federation.checkpoint_every=1 federation.round_timeout=300"
     folder = tmp_path / "run"
     with Deployment("keys") as deployment:

@@ -77,7 +77,7 @@ def command_line(process: processes.Process) -> str:
         return ""
 
 
-def test_a_failing_job_does_not_hide_in_a_sweep(tmp_path: Path) -> None:
+def test_a_failing_job_does_not_hide_in_a_sweep(tmp_path: Path) -> None:  # C35, C39
     code, text = protofed(tmp_path, "-m", *SMALL, "partition.min_size=100000,1", seconds=500)
     assert code == 1, text
     [sweep] = results(tmp_path)
@@ -104,7 +104,7 @@ def test_an_interrupted_run_stops_everything(number: signal.Signals, tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_runs_at_the_same_time_keep_apart(tmp_path: Path) -> None:
+def test_two_runs_at_the_same_time_keep_apart(tmp_path: Path) -> None:  # C25
     with started(tmp_path, *SMALL, "seed=1") as first, started(tmp_path, *SMALL, "seed=2") as second:
         codes = [command.process.wait(400) for command in (first, second)]
     assert codes == [0, 0], first.text + second.text
