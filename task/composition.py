@@ -38,11 +38,16 @@ def compose_words(words: Sequence[str]) -> DictConfig:
 
 def load_launch(words: Sequence[str]) -> LaunchConfig:
     """Return the settings of the command itself that these overrides give; ``ValueError`` in one line."""
-    tree = compose_words(words)
+    return launch_of(compose_words(words), words)
+
+
+def launch_of(tree: DictConfig, words: Sequence[str]) -> LaunchConfig:
+    """Return the settings of the command itself in a whole ``tree``; ``ValueError`` as in ``load_launch``."""
     try:
         settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LaunchConfig), tree[LAUNCH]))
     except (OmegaConfBaseException, ValueError) as error:
-        raise ValueError(f"{LAUNCH}.{one_line(error, words)}".replace(f"{LAUNCH}.{LAUNCH}.", f"{LAUNCH}.")) from error
+        line = one_line(error, words)
+        raise ValueError(line if f"{LAUNCH}." in line else f"{LAUNCH}.{line}") from error
     assert isinstance(settings, LaunchConfig)
     return settings
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from task.composition import CONF_DIR as CONF_DIR
-from task.composition import LAUNCH, SWEEP, compose_words, nearest, one_line, without_plus
+from task.composition import LAUNCH, SWEEP, compose_words, launch_of, nearest, one_line, without_plus
 from task.schema import Config
 
 OWN_PACKAGES = ("task", "server_app", "client_app")
@@ -44,6 +44,7 @@ def load(overrides: str | Sequence[str] = "") -> Config:
     """
     words = without_plus(shlex.split(overrides) if isinstance(overrides, str) else overrides)
     composed = compose_words(words)
+    launch_of(composed, words)  # nobody reads it here, but a misspelt key is a mistake at every door
     own = [str(key) for key in composed if key != LAUNCH]  # that one is of the command, not of the run
     config = to_config(OmegaConf.masked_copy(composed, own), words)
     sweep = next((word for word in words if word.startswith(SWEEP)), None)

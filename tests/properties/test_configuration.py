@@ -19,8 +19,8 @@ from tests.properties.attempts import attempt
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=9)
-# Mappings whose keys are names of the user's own: algorithms, or entries of the model group.
-FREE = ("experiment", "model.pretrained")
+# Mappings whose keys are names of the user's own: algorithms, listeners, or entries of the model group.
+FREE = ("experiment", "listeners", "model.pretrained")
 
 
 @cache
