@@ -29,7 +29,8 @@ def compose_words(words: Sequence[str]) -> DictConfig:
     """
     removed = [word for word in words if word.startswith("~")]
     if removed:  # a default that nobody sees would come in its place
-        raise ValueError(f"{' '.join(removed[0].split())} is not allowed: give the setting a value instead of removing it")
+        word = " ".join(removed[0].split())
+        raise ValueError(f"{word} is not allowed: give the setting a value instead of removing it")
     try:
         return _compose(words)
     except (HydraException, OmegaConfBaseException) as error:
