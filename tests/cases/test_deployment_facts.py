@@ -250,7 +250,9 @@ def test_c34_everything_that_we_start_or_advise_keeps_flower_from_installing(tmp
 
     name = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
     assert private_environment(tmp_path)[name] == "1"
-    assert Deployment("plain").environment[name] == "1"
+    deployment = Deployment("plain")
+    deployment.close()  # nothing was started
+    assert deployment.environment[name] == "1"
     for document in ("README.md", "server_app/README.md"):
         text = (REPOSITORY / document).read_text("utf-8")
         assert text.index(f"export {name}=1") < text.index("flwr run . ")
