@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS ?= 8
 ROUNDS ?= 15
+# Test files that run at the same time, and one core for each.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FLOWER_NEXT := 1.42.0
 
 .DEFAULT_GOAL := help
@@ -43,15 +46,15 @@ deploy-demo: install
 	$(BIN)/python -m tests.e2e.deploy_demo
 
 test: install-dev
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-all: install-dev
 	$(BIN)/python -m pytest
 
 # The code must also run on the newest Flower, whose nodes speak HTTP; its package shadows the installed one here.
 test-flower-next: $(VENV)/.flower-next
-	PYTHONPATH=$(CURDIR)/$(VENV)/flower-next $(BIN)/python -m pytest tests/test_payload.py tests/server_app tests/test_federation.py \
-		tests/e2e/test_deployment.py -k "payload or roster or two_rounds or plain_deployment or hospitals"
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(VENV)/flower-next $(BIN)/python -m pytest $(PARALLEL) \
+		tests/test_payload.py tests/server_app tests/test_federation.py tests/e2e/test_deployment.py -k "payload or roster or two_rounds or plain_deployment or hospitals"
 
 $(VENV)/.flower-next: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \

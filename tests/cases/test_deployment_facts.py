@@ -1,6 +1,7 @@
 """Cases C27 to C34: deployments. ``e2e/test_deployment.py`` has the real processes; here is what needs few or none.
 
-C29 stops at 600 MB in one process: four SuperNodes with such a model need more memory than a small machine has.
+C29 stops at a model of 600 MB with two SuperNodes: what is larger, or more of them, needs more memory than a small
+machine has.
 """
 
 import re
@@ -25,11 +26,12 @@ from tests.cases.small import KINDS, States, rows, run, summary
 from tests.contents import header
 from tests.e2e.commands import REPOSITORY
 from tests.e2e.deployment import Deployment
-from tests.fake_grid import FakeGrid
+from tests.fake_grid import FakeGrid, run_federation
 from tests.stripes import write
 
 TWENTY = 20
 LOST = 3
+MEMORY, ROOM = Path("/proc/meminfo"), 14  # GB
 Replies = list[Message]
 
 
@@ -136,8 +138,11 @@ def test_c28_who_sleeps_is_missed_and_the_rest_goes_on(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_c28_clients_stay_connected_while_the_server_trains_for_long(tmp_path: Path) -> None:
     """Longer than the minute after which Flower calls a node without a sign of life gone."""
-    words = "debug=smoke partition.max_samples=120 federation.num_clients=2 federation.node_timeout=300"
-    words += " federation.rounds=1 algorithm.server.epochs=60000"
+    words = "debug=smoke partition.max_samples=120 federation.num_clients=2 federation.rounds=1"
+    run_federation(f"{words} algorithm.server.epochs=1000", str(tmp_path / "short"), num_nodes=2)
+    [row] = rows(tmp_path / "short")
+    epochs = int(180 / row["seconds"]["server"] * 1000)  # three minutes, where the machine stays as busy as it is
+    words += f" federation.node_timeout=300 algorithm.server.epochs={epochs}"
     with Deployment("plain") as deployment:
         deployment.nodes(2)
         run_ = deployment.run(words, tmp_path / "run")
@@ -179,6 +184,29 @@ def test_c29_a_large_model_travels_in_pieces() -> None:
 @pytest.mark.slow
 def test_c29_a_model_of_600_megabytes_travels_in_pieces() -> None:
     check_large(600)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_c29_a_model_of_600_megabytes_in_a_deployment(tmp_path: Path) -> None:
+    if not MEMORY.exists():
+        pytest.skip("needs Linux, to see whether there is enough memory")
+    free = int(re.findall(r"MemAvailable: +(\d+) kB", MEMORY.read_text("utf-8"))[0]) / 1e6
+    if free < ROOM:
+        pytest.skip(f"needs {ROOM} GB of free memory, {free:.0f} are there")
+    write(tmp_path / "stripes.npz", samples=60)
+    shared = "{name: wide, _target_: task.models.small.vgg, width: 8, features: 520000}"
+    words = f"algorithm=fml data=npz data.source.path={tmp_path / 'stripes.npz'} 'model.auxiliary={shared}'"
+    words += " partition=iid train.batch_size=20 train.local_epochs=1 federation.rounds=1 federation.num_clients=2"
+    with Deployment("plain") as deployment:
+        deployment.nodes(2)
+        run_ = deployment.run(f"{words} federation.node_timeout=300", tmp_path / "run")
+        found = deployment.finish(run_, tmp_path / "run", 2000)
+    assert found["status"] == "completed"
+    [row] = rows(tmp_path / "run")
+    assert row["failures"] == []
+    assert row["bytes"]["train_up"] > 2 * 600_000_000
 
 
 @pytest.mark.parametrize("algorithm", KINDS)

@@ -55,13 +55,6 @@ def test_more_nodes_when_asked(link: LocalSuperLink, tmp_path: Path) -> None:
     assert (summary.get("status"), summary.get("num_clients")) == ("completed", 5), log
 
 
-def test_missing_nodes_fail_with_the_flag_to_use(link: LocalSuperLink, tmp_path: Path) -> None:
-    overrides = "debug=smoke federation.num_clients=5 federation.node_timeout=3"
-    summary, log = flwr_run(link, tmp_path / "run", overrides)
-    assert summary.get("status") == "failed", log
-    assert '--federation-config "num-supernodes=5' in str(summary["reason"]).replace("'", '"')
-
-
 def test_a_bad_setting_is_refused(link: LocalSuperLink, tmp_path: Path) -> None:
     summary, log = flwr_run(link, tmp_path / "run", "federation.ronds=5")
     assert not summary
