@@ -26,6 +26,7 @@ from tests.fake_grid import run_federation
 pytestmark = pytest.mark.e2e
 LOG = getLogger(__name__)
 SMALL = "debug=smoke partition.max_samples=240 federation.num_clients=null federation.node_timeout=300"
+ROUNDS = 4
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -41,45 +42,54 @@ def simulated(overrides: str, folder: Path, num_nodes: int, **grid: Any) -> list
     return rows_of(folder)
 
 
-def deployed(overrides: str, folder: Path, security: str, num_nodes: int) -> list[dict[str, Any]]:
+def deployed(overrides: str, folder: Path, security: str, num_nodes: int, arrays: float) -> list[dict[str, Any]]:
     """Run a deployment; return its lines after checking how many bytes the nodes exchanged with the SuperLink.
 
+    ``arrays`` are sent with a message, on average; Flower moves each by two calls with signed headers.
     Nodes ask every three seconds whether there is a message, and now and then say that they live. What that costs is
-    measured before the run: it is Flower's price of waiting, not of a message.
+    measured after the run: it is Flower's price of waiting, not of a message. Nodes also ask again for what is not
+    there yet, on a busy machine often, so the round with the fewest bytes counts.
     """
+    passed: list[tuple[float, int]] = []
     with Deployment(security) as deployment, metered(deployment.fleet_port) as meter:
         deployment.address = meter.address
         for node in deployment.nodes(num_nodes):
             node.wait_for("SuperNode ID")
+        run = deployment.run(overrides, folder)
+        for number in range(1, ROUNDS + 1):
+            deployment.wait_for_round(number, folder)
+            passed.append((time.monotonic(), meter.bytes))
+        assert deployment.finish(run, folder)["status"] == "completed"
         began, before = time.monotonic(), meter.bytes
         time.sleep(10)
         waiting = (meter.bytes - before) / (time.monotonic() - began)
-        run = deployment.run(overrides, folder)
-        deployment.wait_for_round(1, folder)
-        began, before = time.monotonic(), meter.bytes
-        deployment.wait_for_round(2, folder)
-        on_the_wire = meter.bytes - before - waiting * (time.monotonic() - began)
-        assert deployment.finish(run, folder)["status"] == "completed"
     assert not deployment.home.exists()
     assert not processes.carriers(f"FLWR_HOME={deployment.home}")
     rows = rows_of(folder)
-    claimed, messages = sum(rows[1]["bytes"].values()), num_nodes * 4  # train and evaluate, there and back
-    more = (on_the_wire - claimed) / messages
-    LOG.info("claimed %d bytes; %.0f more a message, and %.0f a second of waiting", claimed, more, waiting)
-    assert 0.9 * claimed < on_the_wire < 1.1 * claimed + 5000 * messages, (claimed, more, waiting)
+    messages = num_nodes * 4  # train and evaluate, there and back
+    used = []
+    for row, (began, before), (ended, after) in zip(rows[1:], passed, passed[1:], strict=False):
+        claimed = sum(row["bytes"].values())
+        used.append(((after - before - waiting * (ended - began) - 0.1 * claimed - claimed) / messages, claimed))
+    LOG.info("bytes a message beyond 1.1 times what is claimed, and that: %s; %.0f/s of waiting", used, waiting)
+    least, claimed = min(used)
+    assert least < 5000 + 1400 * arrays, (used, waiting)
+    assert least * messages > -0.2 * claimed, (used, waiting)
     return rows
 
 
 def test_a_plain_deployment_has_the_numbers_of_a_simulation(tmp_path: Path) -> None:
-    rows = deployed(SMALL, tmp_path / "deployed", "plain", 2)
-    assert rows == simulated(SMALL, tmp_path / "simulated", 2)
+    overrides = f"{SMALL} federation.rounds={ROUNDS}"
+    rows = deployed(overrides, tmp_path / "deployed", "plain", 2, arrays=0)
+    assert rows == simulated(overrides, tmp_path / "simulated", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_tls_has_the_numbers_of_a_simulation(tmp_path: Path) -> None:
-    overrides = f"{SMALL} algorithm=lg_fedavg"
-    rows = deployed(overrides, tmp_path / "deployed", "tls", 2)
+    overrides = f"{SMALL} federation.rounds={ROUNDS} algorithm=lg_fedavg"
+    # Weight and bias of a head, but none with the fourth message, which has the result of the evaluation.
+    rows = deployed(overrides, tmp_path / "deployed", "tls", 2, arrays=1.5)
     assert rows == simulated(overrides, tmp_path / "simulated", 2)
 
 
