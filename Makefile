@@ -54,7 +54,8 @@ test-all: install-dev
 # The code must also run on the newest Flower, whose nodes speak HTTP; its package shadows the installed one here.
 test-flower-next: $(VENV)/.flower-next
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(VENV)/flower-next $(BIN)/python -m pytest $(PARALLEL) \
-		tests/test_payload.py tests/server_app tests/test_federation.py tests/e2e/test_deployment.py -k "payload or roster or two_rounds or plain_deployment or hospitals"
+		tests/test_payload.py tests/server_app tests/test_federation.py tests/e2e/test_deployment.py \
+		-k "payload or roster or two_rounds or plain_deployment or hospitals"
 
 $(VENV)/.flower-next: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
