@@ -43,14 +43,17 @@ class LabelsConfig:
     """Whose images have labels: all clients', or those of the first n clients of a run.
 
     n is ``count``, or where that is null the ``share`` of the clients, rounded down but at least 1; where both are
-    null, everybody has labels. A deployed node may say otherwise for itself (node-config ``role``).
+    null, everybody has labels. A deployed node may say otherwise for itself (node-config ``role``). In the first
+    ``warmup_rounds`` only clients with labels train.
     """
 
     name: str = "all"
     count: int | None = None
     share: float | None = None
+    warmup_rounds: int = 0
 
     def __post_init__(self) -> None:
+        require(self.warmup_rounds >= 0, "labels.warmup_rounds", self.warmup_rounds, "at least 0")
         if self.count is not None:
             require(self.count >= 1, "labels.count", self.count, "at least 1: without any label nothing can be learnt")
         if self.share is not None:
@@ -270,6 +273,9 @@ class Config:
         n = self.labels.count
         fits = n is None or clients is None or n <= clients
         require(fits, "labels.count", n, f"at most federation.num_clients={clients}")
+        warmup, rounds = self.labels.warmup_rounds, self.federation.rounds
+        leaves_some = warmup == 0 or warmup < rounds
+        require(leaves_some, "labels.warmup_rounds", warmup, f"below federation.rounds={rounds}, or 0")
         keeps_state = self.federation.state == "disk" or self.resume is None
         require(keeps_state, "resume", self.resume, "only with federation.state=disk")
 

@@ -87,6 +87,8 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("labels=few labels.count=0", ["labels.count=0", "at least 1"]),
         ("labels=few labels.share=0", ["labels.share=0", "above 0"]),
         ("labels=few labels.count=5 federation.num_clients=4", ["labels.count=5", "federation.num_clients=4"]),
+        ("algorithm=fedavg_fixmatch model=cnn4 labels.warmup_rounds=-1", ["labels.warmup_rounds=-1", "at least 0"]),
+        ("labels.warmup_rounds=20 federation.rounds=20", ["labels.warmup_rounds=20", "below federation.rounds=20"]),
         ("+algorithm.evaluation=server", ["algorithm.evaluation", "fedtgp has no global model"]),
         ("+algorithm.unlabelled=trained", ["algorithm.unlabelled", "fedtgp needs labels"]),
         ("algorithm=fedavg", ["model='htcnn4'", "one global model"]),

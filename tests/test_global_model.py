@@ -118,6 +118,23 @@ def test_lower_samples_the_labelled_clients_alone_and_upper_reveals_labels(tmp_p
     assert same(model_of(tmp_path / "upper-few"), model_of(tmp_path / "upper-all"))
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg_fixmatch", "dccfssl", "rscfed", "fedavg_sl_upper"])
+def test_clients_without_labels_wait_while_the_others_warm_up(tmp_path: Path, algorithm: str) -> None:
+    run(tmp_path / "run", algorithm, "labels.count=2 labels.warmup_rounds=2 federation.rounds=3", num_nodes=4)
+    everybody = [0, 1, 2, 3]
+    waiting = everybody if algorithm == "fedavg_sl_upper" else [0, 1]  # where labels are revealed, nobody waits
+    rows = rows_of(tmp_path / "run")
+    assert [row["sampled"] for row in rows[:2]] == [waiting] * 2
+    assert set(rows[2]["sampled"]) - {0, 1}
+
+
+def test_the_warm_up_is_the_run_of_the_labelled_clients_alone(tmp_path: Path) -> None:
+    run(tmp_path / "lower", "fedavg_sl_lower", "labels.count=2 federation.rounds=2")
+    run(tmp_path / "warm", "fedavg_fixmatch", "labels.count=2 labels.warmup_rounds=2 federation.rounds=3")
+    lower, warm = rows_of(tmp_path / "lower"), rows_of(tmp_path / "warm")
+    assert [row["loss"] for row in warm[:2]] == [row["loss"] for row in lower]
+
+
 def test_weights_are_numbers_of_samples_or_a_share_of_the_labelled(tmp_path: Path) -> None:
     for algorithm, labelled in (("fedavg_fixmatch", 0.25), ("fedconsist", 0.5)):
         overrides = "partition=dirichlet_train partition.min_size=4 federation.rounds=1"

@@ -68,9 +68,9 @@ class GlobalModel(RoundStrategy):
         inspect_weights(upload, part(MODEL, state), "examples")
 
     def candidates(self) -> list[int]:
-        """Return the clients that can be sampled."""
-        everybody = super().candidates()
-        if self.run.config.algorithm.unlabelled != "left_out":
+        """Return the clients that can be sampled: those with labels alone where the others are left out, or wait."""
+        everybody, waiting = super().candidates(), self.run.done < self.run.config.labels.warmup_rounds
+        if self.run.config.algorithm.unlabelled != "left_out" and not waiting:
             return everybody
         return [partition for partition in everybody if partition in self.run.roster.labelled]
 
