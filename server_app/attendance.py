@@ -6,7 +6,7 @@ from logging import INFO, WARNING, getLogger
 
 from flwr.serverapp import Grid
 
-from server_app.demands import require_labelled
+from server_app.demands import ALONE, labelled_alone, require_labelled
 from server_app.roster import NO_ANSWER, Roster, ask, check_fits
 from task.messages import UNPLACED, NodeReport, Placement
 from task.schema import Config
@@ -22,25 +22,38 @@ def connected(grid: Grid, roster: Roster) -> list[int]:
     return [partition for partition in roster if roster.node_ids[partition] in nodes]
 
 
-def attend(grid: Grid, roster: Roster, config: Config) -> list[int]:
-    """Admit who has come since the last round and return the clients that are there.
+def attend(grid: Grid, roster: Roster, config: Config, number: int) -> list[int]:
+    """Admit who has come since the last round and return the clients that are there for round ``number``.
 
     Raises
     ------
     RuntimeError
-        Fewer than ``federation.min_clients`` after ``federation.node_timeout`` seconds.
+        Fewer than ``federation.min_clients`` after ``federation.node_timeout`` seconds; or, where clients with labels
+        train alone, fewer of them than ``federation.min_replies``.
     """
-    federation = config.federation
-    deadline = time.monotonic() + federation.node_timeout
+    deadline = time.monotonic() + config.federation.node_timeout
     while True:
         _admit_newcomers(grid, roster, config)
         here = connected(grid, roster)
-        if federation.min_clients is None or len(here) >= federation.min_clients:
+        lacking = _lacking(here, roster, config, number)
+        if lacking is None:
             return here
-        if time.monotonic() > deadline:
-            wanted = f"federation.min_clients={federation.min_clients}"
-            raise RuntimeError(f"{len(here)} of {len(roster)} clients are connected, {wanted} are needed")
+        if time.monotonic() > deadline or len(here) == roster.size:
+            raise RuntimeError(lacking)
         time.sleep(0.5)
+
+
+def _lacking(here: Sequence[int], roster: Roster, config: Config, number: int) -> str | None:
+    """Return in one line which clients round ``number`` lacks to begin; None where it can."""
+    fewest, replies = config.federation.min_clients, config.federation.min_replies
+    if fewest is not None and len(here) < fewest:
+        wanted = f"federation.min_clients={fewest}"
+        return f"{len(here)} of {len(roster)} clients are connected, {wanted} are needed"
+    own = len(roster.labelled.intersection(here))
+    if own < replies and labelled_alone(config, number):
+        wanted = f"federation.min_replies={replies} are needed, since they train alone in round {number}"
+        return f"{own} clients with labels are connected, {wanted} ({ALONE})"
+    return None
 
 
 def _admit_newcomers(grid: Grid, roster: Roster, config: Config) -> None:

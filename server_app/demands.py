@@ -6,6 +6,13 @@ from typing import Any
 from server_app.roster import Roster
 from task.schema import Config, FederationConfig, require
 
+ALONE = "algorithm.unlabelled=left_out, or labels.warmup_rounds"
+
+
+def labelled_alone(config: Config, number: int) -> bool:
+    """Tell whether clients without labels, if there are any, do not train in round ``number``, counted from 1."""
+    return config.algorithm.unlabelled == "left_out" or number <= config.labels.warmup_rounds
+
 
 def require_capable(config: Config, has_prototypes: bool, has_global_model: bool) -> None:
     """Refuse settings that ask a method for what it does not have; known before anything starts.
@@ -13,8 +20,8 @@ def require_capable(config: Config, has_prototypes: bool, has_global_model: bool
     Raises
     ------
     ValueError
-        One line: inference by prototypes that do not exist, a test of a global model that does not exist, or clients
-        without labels where the method needs labels everywhere.
+        One line: inference by prototypes that do not exist, a test of a global model that does not exist, clients
+        without labels where the method needs labels everywhere, or a warm-up for which none would wait.
     """
     algorithm, labels = config.algorithm, config.labels
     allowed = f"head, since {algorithm.name} has no prototypes of features"
@@ -30,6 +37,9 @@ def require_capable(config: Config, has_prototypes: bool, has_global_model: bool
     everybody = labels.count is None and labels.share in (None, 1.0)
     allowed = f"all, since {algorithm.name} needs labels on every client"
     require(everybody or algorithm.unlabelled != "refused", "labels", labels.name, allowed)
+    allowed = f"0, since all clients of {algorithm.name} have labels: nobody would wait"
+    waits = labels.warmup_rounds == 0 or algorithm.unlabelled != "refused"
+    require(waits, "labels.warmup_rounds", labels.warmup_rounds, allowed)
 
 
 def require_private(config: Config, has_prototypes: bool, uploads: frozenset[str]) -> None:

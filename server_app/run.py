@@ -1,6 +1,7 @@
 """One run as the server sees it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,10 +44,15 @@ class Run:
         shape, seed = self.roster.image_shape, self.config.seed
         return build_auxiliary(self.config.model, num_classes=self.num_classes, image_shape=shape, seed=seed)
 
+    @property
+    def judged_rows(self) -> list[dict[str, Any]]:
+        """The lines of the rounds that early stopping looks at: those after the warm-up."""
+        return [row for row in self.recorder.rows if row["round"] > self.config.labels.warmup_rounds]
+
     def may_end_with(self, number: int) -> bool:
         """Tell whether the run can end with round ``number``, which has not been evaluated yet."""
         federation = self.config.federation
-        return number == federation.rounds or may_stop_next(self.recorder.rows, federation.stop_after)
+        return number == federation.rounds or may_stop_next(self.judged_rows, federation.stop_after)
 
     def note_prototypes(self, number: int, shared: PrototypeSet | None) -> None:
         """Keep the prototypes of round ``number`` for the report, if it is one of ``federation.snapshots``."""

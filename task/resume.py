@@ -33,6 +33,8 @@ FREE_KEYS = (
 )
 """Settings that may differ: they change how a run is executed, how long it is, or what others report of the same.
 Every other must stay as it was."""
+LATER_KEYS = {"labels.warmup_rounds": 0}
+"""Settings that earlier versions did not have, with the value that is what those did."""
 
 
 def check_unchanged(config: Config, folder: Path) -> None:
@@ -49,7 +51,7 @@ def check_unchanged(config: Config, folder: Path) -> None:
     except (OSError, OmegaConfBaseException, ValueError) as error:
         raise ValueError(f"resume={str(folder)!r}: {path} cannot be read: {error}") from error
     now = OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
-    old, new = _flatten(before), _flatten(now)
+    old, new = LATER_KEYS | _flatten(before), _flatten(now)
     changed = [key for key in sorted(set(old) | set(new)) if old.get(key) != new.get(key) and not _is_free(key)]
     if changed:
         pairs = ", ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed[:5])

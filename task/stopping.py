@@ -15,7 +15,8 @@ class StopConfig:
     """A run ends before its last round after ``patience`` evaluations in a row without a better ``metric``.
 
     Better means higher (the loss: lower) than the best so far by more than ``min_delta``; ``patience`` null never
-    stops. Evaluations that have no such number, because there are no prototypes yet, count neither way.
+    stops. Evaluations that have no such number, because there are no prototypes yet, count neither way, nor do those of
+    the warm-up (``labels.warmup_rounds``).
     """
 
     metric: str = "accuracy"

@@ -89,6 +89,7 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("labels=few labels.count=5 federation.num_clients=4", ["labels.count=5", "federation.num_clients=4"]),
         ("algorithm=fedavg_fixmatch model=cnn4 labels.warmup_rounds=-1", ["labels.warmup_rounds=-1", "at least 0"]),
         ("labels.warmup_rounds=20 federation.rounds=20", ["labels.warmup_rounds=20", "below federation.rounds=20"]),
+        ("labels.warmup_rounds=2", ["labels.warmup_rounds=2", "fedtgp have labels"]),
         ("+algorithm.evaluation=server", ["algorithm.evaluation", "fedtgp has no global model"]),
         ("+algorithm.unlabelled=trained", ["algorithm.unlabelled", "fedtgp needs labels"]),
         ("algorithm=fedavg", ["model='htcnn4'", "one global model"]),
@@ -141,6 +142,17 @@ def test_a_paper_s_numbers_do_not_hinder_a_resumed_run(tmp_path: Path) -> None:
     check_unchanged(load(f"{words} experiment.accuracy.fedtgp=[1.0,null] experiment.source=elsewhere"), tmp_path)
     with pytest.raises(ValueError, match=r"data\.name was 'cifar100', is 'cifar100 \(stand-in\)'"):
         check_unchanged(load(f"{words} data.stand_in=true"), tmp_path)
+
+
+def test_a_run_of_an_earlier_version_goes_on_where_a_later_setting_is_as_it_was(tmp_path: Path) -> None:
+    words = "algorithm=fedavg_fixmatch model=cnn4 algorithm.evaluation=clients labels=few"
+    path = tmp_path / "config.yaml"
+    lines = to_yaml(load(words)).splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "warmup_rounds" not in line), encoding="utf-8")
+    assert len(path.read_text("utf-8").splitlines()) == len(lines) - 1
+    check_unchanged(load(words), tmp_path)
+    with pytest.raises(ValueError, match=r"labels\.warmup_rounds was 0, is 1"):
+        check_unchanged(load(f"{words} labels.warmup_rounds=1"), tmp_path)
 
 
 def test_build_passes_runtime_arguments_and_checks_settings() -> None:

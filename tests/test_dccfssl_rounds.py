@@ -53,6 +53,7 @@ def empty(clients: int = 3) -> State:
         "store_MCK": torch.zeros(clients, 3, 2),
         "counts_MC": torch.zeros(clients, 3, dtype=torch.int64),
         "rounds_M": torch.zeros(clients, dtype=torch.int64),
+        "own_M": torch.zeros(clients, dtype=torch.bool),
     }
 
 
@@ -106,6 +107,24 @@ def test_a_round_replaces_the_entries_of_its_clients_and_leaves_the_others() -> 
     alone, _ = absorb(strategy(DCCFSSL, max_age=0), first, upload(1, [(1, (0.0, 2.0), 7)], number=2))
     assert torch.equal(alone["protos_CK"][[0, 2]], first["protos_CK"][[0, 2]])
     assert alone["protos_CK"][1].tolist() == [0, 2]
+
+
+def test_n_and_m_count_the_clients_that_were_there_by_their_roles() -> None:
+    found = strategy(DCCFSSL, labelled=2, clients=4)
+    entries = [(0, (1.0, 0.0), 2)], [(0, (0.0, 1.0), 2)], [(0, (0.0, 0.0), 4)]
+    first, _ = absorb(found, empty(4), *(upload(i, each) for i, each in enumerate(entries)))
+    assert torch.allclose(first["protos_CK"][0], torch.tensor([0.25, 0.25]))  # m / n = 2 / 2
+    # Client 1 is not there when the run goes on: what it sent still counts as that of a client with labels.
+    del found.run.roster.reports[1]
+    found.run.roster.total = 4
+    second, _ = absorb(found, first, upload(0, entries[0], number=2))
+    assert second["own_M"].tolist() == [True, True, False, False]
+    assert torch.equal(second["protos_CK"], first["protos_CK"])
+    # Who never was there counts for nothing: n = 1 and m = 2, so that client 0 weighs 4 against 4.
+    never, _ = absorb(found, empty(4), upload(0, entries[0]), upload(2, entries[2]))
+    assert torch.allclose(never["protos_CK"][0], torch.tensor([0.5, 0.0]))
+    earlier = {name: tensor for name, tensor in first.items() if name != "own_M"}  # a checkpoint of earlier versions
+    assert "own_M" in absorb(found, earlier, upload(0, entries[0], number=2))[0]
 
 
 def test_a_client_that_is_sure_of_nothing_any_more_loses_its_entry() -> None:

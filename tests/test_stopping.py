@@ -9,6 +9,7 @@ from task.results import read_run
 from task.stopping import StopConfig, evaluations_without_gain, may_stop_next, reason_to_stop
 from task.tables import summary_lines
 from tests.fake_grid import run_federation
+from tests.stripes import run
 
 SMALL = "algorithm=local data=digits partition.max_samples=240 federation.num_clients=3"
 
@@ -65,17 +66,24 @@ def test_bad_settings_are_refused(word: str, text: str) -> None:
 def test_a_federation_stops_and_says_so(tmp_path: Path) -> None:
     words = f"{SMALL} federation.rounds=9 federation.stop_after.patience=2 federation.stop_after.min_delta=1"
     run_federation(words, str(tmp_path / "run"), 3)
-    run = read_run(tmp_path / "run")
+    found = read_run(tmp_path / "run")
     # Nothing can be better than the first accuracy by more than 1.
-    assert len(run.rounds) == 3
-    assert (run.status, run.is_complete, run.reason) == ("completed", True, "")
-    assert run.summary["stopped_early"] == (
+    assert len(found.rounds) == 3
+    assert (found.status, found.is_complete, found.reason) == ("completed", True, "")
+    assert found.summary["stopped_early"] == (
         "stopped early after round 3: no better accuracy by more than 1 in 2 evaluations"
     )
-    (line,) = [line for line in summary_lines(run) if "early" in line]
+    (line,) = [line for line in summary_lines(found) if "early" in line]
     assert line.endswith("; 9 rounds were planned")
     # The last evaluation was asked for a confusion matrix although it was not that of round 9.
     assert (tmp_path / "run" / "confusion.csv").exists()
+
+
+def test_evaluations_of_the_warm_up_do_not_count(tmp_path: Path) -> None:
+    words = "labels.count=2 labels.warmup_rounds=3 federation.rounds=9"
+    stop = "federation.stop_after.patience=2 federation.stop_after.min_delta=1"
+    run(tmp_path / "run", "fedavg_fixmatch", f"{words} {stop}")
+    assert len(read_run(tmp_path / "run").rounds) == 3 + 3
 
 
 def test_going_on_after_an_early_end(tmp_path: Path) -> None:

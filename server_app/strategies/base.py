@@ -103,7 +103,7 @@ class RoundStrategy(Strategy):
         """Sample the round's clients and address the method's download to each."""
         number, roster = self.run.done + 1, self.run.roster
         self._began = self._clock = time.monotonic()
-        self._here = attend(grid, roster, self.run.config)
+        self._here = attend(grid, roster, self.run.config, number)
         sampled = self._sample(number)
         if self.run.privacy is not None:
             self.run.privacy.charge(sampled)
@@ -173,7 +173,7 @@ class RoundStrategy(Strategy):
         LOG.log(INFO, "round %d/%d accuracy %s", self.run.done, self.run.config.federation.rounds, accuracy)
         if self.run.done % self.run.config.federation.checkpoint_every == 0:
             self.checkpoint()
-        stopped = reason_to_stop(self.run.recorder.rows, self.run.config.federation.stop_after)
+        stopped = reason_to_stop(self.run.judged_rows, self.run.config.federation.stop_after)
         if stopped and self.run.done < self.run.config.federation.rounds:
             raise StoppedEarly(stopped)
         return None

@@ -27,7 +27,8 @@ class DCCFSSL(GlobalModel):
     """Authentication-reweighted aggregation of models (AMA) and prototypes (APA).
 
     The state holds the model, the global prototypes (``protos_CK``, ``known_C``), and of every client the latest
-    prototypes (``store_MCK``), their counts (``counts_MC``) and the round in which they came (``rounds_M``, 0: never).
+    prototypes (``store_MCK``), their counts (``counts_MC``), the round in which they came (``rounds_M``, 0: never), and
+    whether it has labels (``own_M``, of clients that were there once). n and m count the clients that were there.
 
     Parameters
     ----------
@@ -65,6 +66,7 @@ class DCCFSSL(GlobalModel):
             "store_MCK": torch.zeros(clients, num_classes, width),
             "counts_MC": torch.zeros(clients, num_classes, dtype=torch.int64),
             "rounds_M": torch.zeros(clients, dtype=torch.int64),
+            "own_M": torch.zeros(clients, dtype=torch.bool),
         }
 
     def downlink(self, state: State) -> Shared:
@@ -90,8 +92,10 @@ class DCCFSSL(GlobalModel):
         """Store what came, then average the models of the round and the prototypes of all."""
         number, senders = uploads[0].round, [upload for upload in uploads if upload.weights is not None]
         store = self._stored(state, uploads)
-        authentic_M, own_M = store["counts_MC"].sum(dim=1), torch.tensor(self._own())
-        n, total = int(own_M.sum()), len(own_M)
+        authentic_M, own_M = store["counts_MC"].sum(dim=1), store["own_M"]
+        known_M = store["rounds_M"] > 0
+        known_M[list(self.run.roster)] = True
+        n, total = int(own_M.sum()), int(known_M.sum())
         expansion = expansion_factor(n, total - n) if self.authenticate else 1.0
         weights = model_weights(
             [int(authentic_M[upload.partition]) for upload in senders],
@@ -116,6 +120,10 @@ class DCCFSSL(GlobalModel):
     def _stored(self, state: State, uploads: Sequence[Upload]) -> dict[str, Tensor]:
         """Return the table of latest prototypes, in which those of the round replace their clients' earlier ones."""
         store = {name: state[name].clone() for name in ("store_MCK", "counts_MC", "rounds_M")}
+        own_M = state.get("own_M")  # no checkpoint of earlier versions has it
+        store["own_M"] = own_M.clone() if own_M is not None else torch.zeros(self.run.roster.size, dtype=torch.bool)
+        for partition in self.run.roster:
+            store["own_M"][partition] = partition in self.run.roster.labelled
         for upload in uploads:
             row, sent = upload.partition, upload.prototypes
             for name in ("store_MCK", "counts_MC"):
@@ -125,10 +133,6 @@ class DCCFSSL(GlobalModel):
                 store["store_MCK"][row, sent.class_ids] = sent.vectors
                 store["counts_MC"][row, sent.class_ids] = sent.counts
         return store
-
-    def _own(self) -> list[bool]:
-        """Tell of each client, in the order of the table, whether it has labels."""
-        return [partition in self.run.roster.labelled for partition in range(self.run.roster.size)]
 
     def _metrics(self, authentic_M: Tensor, own_M: Tensor, uploads: Sequence[Upload]) -> dict[str, float]:
         """Return the mean number of authentication samples of the round's clients, by role."""

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from server_app.central import CentralTest, require_unseen
 from server_app.contributions import inspect_weights
+from server_app.demands import labelled_alone
 from server_app.strategies.base import RoundStrategy, Run, State
 from task.averaging import labelled, part
 from task.messages import EvaluationReport, Shared, Upload
@@ -28,7 +29,7 @@ class GlobalModel(RoundStrategy):
 
     With ``algorithm.evaluation=server`` it is tested on the source's own test split by the server, and else on every
     client's test split. A round has as many clients as ``federation.participation`` says; where clients without labels
-    are left out, at most all that have labels.
+    are left out, or wait (``labels.warmup_rounds``), at most all that have labels.
     """
 
     has_global_model: ClassVar[bool] = True
@@ -69,8 +70,8 @@ class GlobalModel(RoundStrategy):
 
     def candidates(self) -> list[int]:
         """Return the clients that can be sampled: those with labels alone where the others are left out, or wait."""
-        everybody, waiting = super().candidates(), self.run.done < self.run.config.labels.warmup_rounds
-        if self.run.config.algorithm.unlabelled != "left_out" and not waiting:
+        everybody = super().candidates()
+        if not labelled_alone(self.run.config, self.run.done + 1):
             return everybody
         return [partition for partition in everybody if partition in self.run.roster.labelled]
 

@@ -20,7 +20,8 @@ detached. FedAvg-FixMatch and FedProx-FixMatch are this loss on clients without 
 on the others, and a mean of models by their numbers of samples.
 
 Departures from the paper: a client has labelled or unlabelled images, never both, so there is no ratio of the two and
-no weight lambda_u; no Nesterov momentum, no cosine schedule and no averaged copy of the model for tests.
+no weight lambda_u; no Nesterov momentum, no cosine schedule and no averaged copy of the model for tests. Images are
+scaled to -1..1 (``task/data/loaders.py``) instead of by the mean and deviation of their data set.
 """
 
 from typing import NamedTuple

@@ -18,11 +18,13 @@ here                    paper, and the authors' code
 A client without labels is a mean teacher: the teacher's answer to one weak view, sharpened, is the target of the
 student's answer to another. The teacher is the client's own, is never sent, and lives as long as the client.
 
-Departures from the authors' code: BatchNorm's running statistics of the teacher are copied from the student, where the
-code (whose network has none) averages parameters only and would test with the statistics of an untrained model;
-``copy_buffers=False`` leaves them. Its aggregation reads an option that is never set, and stops at the first labelled
-client; here it computes what it says. Largest exponents are subtracted, so that distances however large give weights.
-Integer buffers have no distance and come from the model that counts most.
+Departures from the authors' code: it starts from a model that the labelled client trained before; here a run begins
+with a new one, and ``labels.warmup_rounds`` rounds of the labelled clients alone make such a start. BatchNorm's running
+statistics of the teacher are copied from the student, where the code (whose network has none) averages parameters only
+and would test with the statistics of an untrained model; ``copy_buffers=False`` leaves them. Its aggregation reads an
+option that is never set, and stops at the first labelled client; here it computes what it says. Largest exponents are
+subtracted, so that distances however large give weights. Integer buffers have no distance and come from the model that
+counts most.
 """
 
 import math

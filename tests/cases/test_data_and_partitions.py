@@ -94,7 +94,7 @@ def test_c02_a_round_of_empty_clients_leaves_the_global_state(
     found = rows(tmp_path / "run")
     empty = [row["round"] for row in found if row["clients_without_train"] == len(row["sampled"])]
     assert empty
-    bookkeeping = ("change/", "rounds_M", "store_MCK", "counts_MC")  # of FedKD and DCCFSSL: who was asked when
+    bookkeeping = ("change/", "rounds_M", "store_MCK", "counts_MC", "own_M")  # of FedKD and DCCFSSL: who was asked when
     for number in empty:
         assert f"round {number}: no client had an image to train on; the global state stays" in caplog.text
         before, after = states[number - 1]

@@ -56,7 +56,8 @@ def protos(of: Session, classes: int = 10) -> PrototypeSet:
     ("trainer", "moves"),
     [
         (FixMatchTrainer(threshold=NEVER), False),
-        (FixMatchTrainer(threshold=NEVER, proximal=0.1), True),  # weight decay moves it, and the term holds it
+        (FixMatchTrainer(threshold=NEVER, proximal=0.1), False),  # the term is 0, and weight decay has no step
+        (FixMatchTrainer(threshold=SURE, proximal=0.1), True),
         (FixMatchTrainer(threshold=SURE), True),
         (DCCFSSLTrainer(lambda_lcc=0.0, lambda_gcc=0.0, threshold=NEVER), False),
         (DCCFSSLTrainer(lambda_lcc=0.0, threshold=NEVER), False),

@@ -133,18 +133,36 @@ def test_clients_come_late_leave_and_come_back() -> None:
     config = load("federation.num_clients=3 federation.min_clients=2 federation.node_timeout=0.3")
     grid = Answers([report(0), report(1)])
     roster = discover(grid, config)
-    assert (attend(grid, roster, config), absent(roster, [0, 1])) == ([0, 1], [2])
+    assert (attend(grid, roster, config, 1), absent(roster, [0, 1])) == ([0, 1], [2])
     join(grid, 77, report(2))
-    assert attend(grid, roster, config) == [0, 1, 2]
+    assert attend(grid, roster, config, 1) == [0, 1, 2]
     leave(grid, roster.node_ids[1])
-    assert attend(grid, roster, config) == [0, 2]
+    assert attend(grid, roster, config, 1) == [0, 2]
     join(grid, 78, report(1))  # a SuperNode without a key is another node when it is started again
-    assert attend(grid, roster, config) == [0, 1, 2]
+    assert attend(grid, roster, config, 1) == [0, 1, 2]
     assert roster.node_ids[1] == 78
     for node in (77, 78):
         leave(grid, node)
     with pytest.raises(RuntimeError, match=r"1 of 3 clients are connected, federation\.min_clients=2 are needed"):
-        attend(grid, roster, config)
+        attend(grid, roster, config, 1)
+
+
+def test_where_the_labelled_train_alone_a_round_waits_for_them() -> None:
+    few = "algorithm=fedavg_fixmatch model=cnn4 labels=few labels.warmup_rounds=2 algorithm.evaluation=clients"
+    config = load(f"{few} federation.num_clients=3 federation.min_clients=1 federation.node_timeout=0.3")
+    grid = Answers([report(0), report(1, role="unlabelled"), report(2, role="unlabelled")])
+    roster = discover(grid, config)
+    assert attend(grid, roster, config, 1) == [0, 1, 2]
+    leave(grid, roster.node_ids[0])
+    alone = r"federation\.min_replies=1 are needed, since they train alone in round 2"
+    with pytest.raises(RuntimeError, match=rf"0 clients with labels are connected, {alone}"):
+        attend(grid, roster, config, 2)
+    assert attend(grid, roster, config, 3) == [1, 2]
+    join(grid, 77, report(0))
+    assert attend(grid, roster, config, 2) == [0, 1, 2]
+    config.federation.min_replies, config.federation.node_timeout = 2, 60.0  # known at once where all are there
+    with pytest.raises(RuntimeError, match=r"1 clients with labels are connected, federation\.min_replies=2"):
+        attend(grid, roster, config, 1)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +182,15 @@ def test_a_newcomer_that_does_not_fit_is_refused_and_the_run_goes_on(newcomer: N
     roster = discover(grid, config)
     join(grid, 77, newcomer)
     asked = len(grid.waited)
-    assert attend(grid, roster, config) == [0, 1]
+    assert attend(grid, roster, config, 1) == [0, 1]
     assert words in roster.refused[77]
     told = len(grid.waited)
-    attend(grid, roster, config)
+    attend(grid, roster, config, 1)
     assert asked < told == len(grid.waited)  # it is not asked again
     away = grid.contexts.pop(77)
-    attend(grid, roster, config)
+    attend(grid, roster, config, 1)
     grid.contexts[77], grid.answers[77] = away, report(2)  # the same key, and better facts
-    assert attend(grid, roster, config) == [0, 1, 2]
+    assert attend(grid, roster, config, 1) == [0, 1, 2]
 
 
 def test_a_newcomer_with_a_name_takes_its_place_or_a_free_one() -> None:
@@ -180,14 +198,14 @@ def test_a_newcomer_with_a_name_takes_its_place_or_a_free_one() -> None:
     grid = Answers([named("north"), named("west")])
     roster = discover(grid, config)
     join(grid, 77, named("south", class_names=("a",)))
-    attend(grid, roster, config)
+    attend(grid, roster, config, 1)
     assert roster.names == {0: "north", 1: "west", 2: "south"}
     assert roster.placements[2].class_names == ("a", "b")
     leave(grid, roster.node_ids[1])
     join(grid, 78, named("west"))
-    assert attend(grid, roster, config) == [0, 1, 2]
+    assert attend(grid, roster, config, 1) == [0, 1, 2]
     join(grid, 79, named("east"))
-    attend(grid, roster, config)
+    attend(grid, roster, config, 1)
     assert "all places are taken" in roster.refused[79]
 
 
