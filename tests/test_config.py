@@ -89,6 +89,10 @@ def test_every_file_composes(group: str, option: str) -> None:
         ("labels=few labels.count=5 federation.num_clients=4", ["labels.count=5", "federation.num_clients=4"]),
         ("algorithm=fedavg_fixmatch model=cnn4 labels.warmup_rounds=-1", ["labels.warmup_rounds=-1", "at least 0"]),
         ("labels.warmup_rounds=20 federation.rounds=20", ["labels.warmup_rounds=20", "below federation.rounds=20"]),
+        (
+            "algorithm=dccfssl_no_ara model=cnn_small partition=iid_train algorithm.server.expand_models=true",
+            ["algorithm.server", "expand_models=True", "authenticate=false"],
+        ),
         ("labels.warmup_rounds=2", ["labels.warmup_rounds=2", "fedtgp have labels"]),
         ("+algorithm.evaluation=server", ["algorithm.evaluation", "fedtgp has no global model"]),
         ("+algorithm.unlabelled=trained", ["algorithm.unlabelled", "fedtgp needs labels"]),

@@ -48,6 +48,8 @@ class DCCFSSL(GlobalModel):
     uploads: ClassVar[frozenset[str]] = frozenset({"prototypes", "weights"})
 
     def __post_init__(self) -> None:
+        fits = self.authenticate or not self.expand_models
+        require(fits, "expand_models", self.expand_models, "false with authenticate=false, which counts nothing")
         require(self.max_age is None or self.max_age >= 0, "max_age", self.max_age, "null, or at least 0")
 
     def check(self, config: Config) -> None:
