@@ -69,7 +69,7 @@ class DCCFSSLTrainer(GlobalModelTrainer):
         return self.upload(session, metrics, self._prototypes(session))
 
     def _step(self, session: Session, beliefs: Beliefs) -> Step:
-        model, views, hold = session.model, self.view_maker(session), self.holding(session)
+        model, views, regularised = session.model, self.view_maker(session), self.proximal_regulariser(session)
         kinds = "weak" if session.is_labelled else "weak+strong"
         kinds = "all" if self.lambda_lcc or self.lambda_gcc else kinds
         teach, contrast = self._teacher(session), self._contrast(session)
@@ -87,7 +87,7 @@ class DCCFSSLTrainer(GlobalModelTrainer):
                 trusted = bool(targets.trusted_B.any())
                 loss = unlabelled_loss(logits_VBC[1], targets) if trusted else logits_VBC.new_zeros(())
                 losses = {"unlabelled_loss": loss}
-            return hold(losses | contrast(feats_NK.float(), targets))
+            return regularised(losses | contrast(feats_NK.float(), targets))
 
         return step
 

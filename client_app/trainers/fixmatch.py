@@ -51,16 +51,16 @@ class FixMatchTrainer(GlobalModelTrainer):
         return self.upload(session, metrics | beliefs.metrics(session.truth()))
 
     def _supervised(self, session: Session) -> Step:
-        views, hold = self.view_maker(session), self.holding(session)
+        views, regularised = self.view_maker(session), self.proximal_regulariser(session)
 
         def step(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             seen = views(images, "weak") if self.view == "weak" else images
-            return hold({"loss": supervised_loss(session.model(seen), labels)})
+            return regularised({"loss": supervised_loss(session.model(seen), labels)})
 
         return step
 
     def _fixmatch(self, session: Session, beliefs: Beliefs, threshold: float) -> Step:
-        views, hold = self.view_maker(session), self.holding(session)
+        views, regularised = self.view_maker(session), self.proximal_regulariser(session)
 
         def step(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
             weak_BC, strong_BC = session.model(views(images, "weak+strong")).float().chunk(2)
@@ -68,6 +68,6 @@ class FixMatchTrainer(GlobalModelTrainer):
             beliefs.note(targets)
             # A constant where nothing is trusted, so that such a batch moves nothing (client_app/loop.py).
             loss = unlabelled_loss(strong_BC, targets) if targets.trusted_B.any() else weak_BC.new_zeros(())
-            return hold({"unlabelled_loss": loss})
+            return regularised({"unlabelled_loss": loss})
 
         return step

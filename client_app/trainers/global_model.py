@@ -19,7 +19,7 @@ from task.models.split import weights_of
 from task.schema import require
 from task.seeding import torch_stream
 
-Hold = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Regulariser = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 Views = Callable[[Tensor, str], Tensor]
 MAKERS = {"weak": weak_views, "strong": strong_views, "all": three_views}
 
@@ -80,23 +80,23 @@ class GlobalModelTrainer(Trainer):
         self.take_up(session)
         return super().evaluate(session)
 
-    def holding(self, session: Session) -> Hold:
-        """Return what adds to named losses the term that holds the model near where it is now; nothing without mu.
+    def proximal_regulariser(self, session: Session) -> Regulariser:
+        """Return what adds FedProx's term, anchored at the model as it is now, to losses by name; none without mu.
 
         As long as no loss has had a gradient the model is where it was: the term is 0, and left out, since a step down
-        it would be one of weight decay alone.
+        it would be one of weight decay alone. Source: ``task/methods/fedprox.py``.
         """
         if not self.proximal:
             return lambda losses: losses
         anchor_P, moved = trainable_vector(session.model).detach(), False
 
-        def hold(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        def regularised(losses: dict[str, Tensor]) -> dict[str, Tensor]:
             nonlocal moved
             moved = moved or any(loss.requires_grad for loss in losses.values())
             term = {"proximal_loss": proximal_term(session.model, anchor_P, self.proximal)} if moved else {}
             return losses | term
 
-        return hold
+        return regularised
 
     def view_maker(self, session: Session) -> Views:
         """Return what makes views of raw images, as the model wants them.

@@ -74,10 +74,10 @@ class RSCFedTrainer(GlobalModelTrainer):
 
     def _supervised(self, session: Session, views: Views, beliefs: Beliefs) -> dict[str, float]:
         """Train the session's model with labels."""
-        momentum, hold = part(MOMENTUM, session.kept), self.holding(session)
+        momentum, regularised = part(MOMENTUM, session.kept), self.proximal_regulariser(session)
 
         def step(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return hold({"loss": supervised_loss(session.model(views(images, "weak")), labels)})
+            return regularised({"loss": supervised_loss(session.model(views(images, "weak")), labels)})
 
         metrics = fit_epochs(session, step, raw=True, momentum=momentum if self.carry_momentum else None)
         session.kept = labelled(MOMENTUM, momentum)
@@ -85,7 +85,7 @@ class RSCFedTrainer(GlobalModelTrainer):
 
     def _consistent(self, session: Session, views: Views, beliefs: Beliefs) -> dict[str, float]:
         """Train the session's model towards the client's teacher, which follows it."""
-        momentum, hold = part(MOMENTUM, session.kept), self.holding(session)
+        momentum, regularised = part(MOMENTUM, session.kept), self.proximal_regulariser(session)
         teacher, student, steps = self._teacher(session), session.model, int(session.kept.get(STEPS, torch.tensor(0)))
 
         def step(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class RSCFedTrainer(GlobalModelTrainer):
                 teacher_BC = teacher(one).float()
             beliefs.note(pseudo_labels(teacher_BC, self.threshold))
             loss = consistency_loss(student(two).float(), teacher_BC, session.config.train.batch_size)
-            return hold({"unlabelled_loss": self.consistency * loss})
+            return regularised({"unlabelled_loss": self.consistency * loss})
 
         def follow() -> None:
             nonlocal steps
